@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 
-from ..changes.validators import assignable_subject, canonical_subject
-from ..conf import settings
-from ..models import Endpoint, RatePolicy
+from ..changes.validators import primary_key
+from ..models import Endpoint, ListMember, PlanAssignment, RatePolicy
+from ..policies import facts
 from ..policies.cache import in_plan_order
-from ..policies.facts import (
-    NOBODY,
-    Assignment,
-    PlanFacts,
-    SubjectKey,
-    UserEntry,
-    endpoint_facts,
-    member_facts,
-    policy_facts,
-    subject_key,
-)
+from ..policies.facts import NOBODY, SubjectKey, UserEntry, subject_key
 from ..policies.snapshot import Snapshot, with_rows
+
+_Row = TypeVar("_Row", bound=Any)
 
 
 class Policy:
@@ -37,8 +30,9 @@ class Policy:
     def __init__(
         self, rates: str, *, user: Any = None, plan: str = "", subject_list: str = "", **fields: Any
     ) -> None:
-        self.user, self.plan, self.subject_list = user, plan, subject_list
-        self.fields = {"rates": rates, **fields}
+        self.user = user
+        #: The model's columns, with names in place of the ids of plans and lists.
+        self.columns = {"rates": rates, "plan_id": plan or None, "subject_list_id": subject_list or None, **fields}
 
 
 #: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several of these.
@@ -73,8 +67,6 @@ class FixedPolicies:
     def user(self, user_id: str, pending: bool | None = None) -> UserEntry:
         return self._entries.get(user_id, NOBODY)
 
-    load_user = user
-
     def entries(self, keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
         return {key: self._entries.get(key, NOBODY) for key in keys}
 
@@ -93,38 +85,44 @@ def fixed_policies(
     default_plans: Mapping[str, str] | None = None,
     lists: Mapping[str, Iterable[Any]] | None = None,
 ) -> FixedPolicies:
-    """Make the arguments of ``override_policies`` into policies; raises ``ValueError`` naming the wrong entry."""
+    """Make the arguments of ``override_policies`` into policies; raises ``ValueError`` naming the wrong entry.
+
+    Plans and lists have names in place of the ids that they lack; endpoints have numbers, because keys contain them.
+    """
     plans, defaults, lists = plans or {}, default_plans or {}, lists or {}
     if unknown := set(defaults) - {"authenticated", "anonymous"}:
         raise ValueError(f"default_plans: write 'authenticated' or 'anonymous', not {unknown.pop()!r}")
     written = list(_written(policies))
-    rows = {name: Endpoint(name=name) for name, _policy in written if name is not None}
-    rows |= {row.name: row for row in endpoints}
-    for name, row in rows.items():
-        _validate(f"endpoint {name!r}", row)
-    slugs = [*(policy.plan for _, policy in written), *plans.values(), *defaults.values()]
-    ids = {"endpoint": _numbered(rows), "plan": _numbered(filter(None, slugs)), "subject_list": _numbered(lists)}
-    facts = [policy_facts(_row(pk, *entry, ids)) for pk, entry in enumerate(written, start=1)]
-    members = (member_facts(pk, *row, None, None) for pk, row in enumerate(_members(lists, ids["subject_list"])))
+    named = {name: Endpoint(name=name) for name, _policy in written if name is not None}
+    named |= {row.name: _valid(f"endpoint {row.name!r}", row) for row in (*named.values(), *endpoints)}
+    ids = {name: number for number, name in enumerate(named, start=1)}
+    limits = [facts.policy_facts(_row(pk, *entry, ids, lists)) for pk, entry in enumerate(written, start=1)]
+    members = [
+        _valid(f"lists[{name!r}]", ListMember(subject_list_id=name, **_owner(who)))
+        for name, listed in lists.items()
+        for who in ([listed] if isinstance(listed, str) else listed)
+    ]
+    slugs = {*(policy.columns["plan_id"] for _, policy in written), *plans.values(), *defaults.values()} - {None}
+    columns = attrgetter(*facts.MEMBER_COLUMNS[1:])
     snapshot = with_rows(
         Snapshot(revision=1),
-        plans={pk: PlanFacts(id=pk, name=slug, slug=slug) for slug, pk in ids["plan"].items()},
-        endpoints={pk: replace(endpoint_facts(rows[name]), id=pk) for name, pk in ids["endpoint"].items()},
-        policies={policy.id: policy for policy in facts if not policy.user},
-        lists={pk: name for name, pk in ids["subject_list"].items()},
-        members={member.id: member for member in members},
+        plans={slug: facts.PlanFacts(id=slug, name=slug, slug=slug) for slug in slugs},
+        endpoints={pk: replace(facts.endpoint_facts(named[name]), id=pk) for name, pk in ids.items()},
+        policies={policy.id: policy for policy in limits if not policy.user},
+        lists=dict[Any, str](zip(lists, lists, strict=True)),
+        members={pk: facts.member_facts(pk, *columns(row)) for pk, row in enumerate(members)},
     )
-    assigned = {_owner("plans", who, assignable_subject): ids["plan"][slug] for who, slug in plans.items()}
-    entries = {
-        owner: UserEntry(
-            policies=tuple(policy for policy in facts if policy.user == owner),
-            assignments=() if plan_id is None else (Assignment(plan_id=plan_id, starts_us=0, ends_us=None),),
-        )
-        for owner, plan_id in (dict.fromkeys(policy.user for policy in facts if policy.user) | assigned).items()
-    }
+    entries: dict[str | SubjectKey, UserEntry] = {}
+    for who, slug in plans.items():
+        row = _valid("plans", PlanAssignment(plan_id=slug, starts_at=facts.to_datetime(0), **_owner(who)))
+        owner: Any = subject_key(row.subject) if row.subject else row.user_id
+        entries[owner] = UserEntry(assignments=(facts.assignment_facts(row),))
+    for policy in limits:
+        if policy.user:
+            entry = entries.get(policy.user, NOBODY)
+            entries[policy.user] = replace(entry, policies=(*entry.policies, policy))
     # One plan may be the default for both kinds of callers here.
-    default_ids = {kind: ids["plan"][slug] for kind, slug in defaults.items()}
-    return FixedPolicies(snapshot.copied(defaults=default_ids), entries)
+    return FixedPolicies(snapshot.copied(defaults=defaults), entries)
 
 
 def _written(policies: Policies) -> Iterator[tuple[str | None, Policy]]:
@@ -142,53 +140,33 @@ def _written(policies: Policies) -> Iterator[tuple[str | None, Policy]]:
             yield name, Policy(item) if isinstance(item, str) else item
 
 
-def _numbered(names: Iterable[str]) -> dict[str, int]:
-    """Return numbers in place of the ids that unsaved rows lack."""
-    return {name: number for number, name in enumerate(dict.fromkeys(names), start=1)}
-
-
-def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[str, Mapping[str, int]]) -> RatePolicy:
+def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[Any, int], lists: Collection[str]) -> RatePolicy:
     where = f"policies[{name!r}]"
-    audiences = (policy.user is not None, policy.fields.get("subject"), policy.subject_list, policy.plan)
-    if sum(map(bool, audiences)) > 1:
+    columns = policy.columns | {"user_id": None if policy.user is None else _user_id(policy.user)}
+    if sum(bool(columns.get(name)) for name in ("user_id", "subject", "subject_list_id", "plan_id")) > 1:
         raise ValueError(f"{where}: a policy is for a user, a subject, a list or a plan, one of them at most")
-    if policy.subject_list and policy.subject_list not in ids["subject_list"]:
-        raise ValueError(f"{where}: write lists={{{policy.subject_list!r}: [...]}} with the members of that list")
-    row = RatePolicy(
-        pk=pk,
-        endpoint_id=None if name is None else ids["endpoint"][name],
-        user_id=None if policy.user is None else _user_id(policy.user),
-        plan_id=ids["plan"].get(policy.plan),
-        subject_list_id=ids["subject_list"].get(policy.subject_list),
-        **policy.fields,
-    )
-    _validate(where, row)
-    return row
+    if (name_of_list := columns["subject_list_id"]) and name_of_list not in lists:
+        raise ValueError(f"{where}: write lists={{{name_of_list!r}: [...]}} with the members of that list")
+    return _valid(where, RatePolicy(pk=pk, endpoint_id=ids.get(name), **columns))
 
 
-def _members(lists: Mapping[str, Iterable[Any]], ids: Mapping[str, int]) -> Iterator[tuple[int, Any, str | None]]:
-    """Yield (list id, user, subject) of each member."""
-    for name, members in lists.items():
-        if isinstance(members, str):
-            raise TypeError(f"lists[{name!r}]: write a list of users and subjects, not {members!r:.80}")
-        for member in members:
-            owner = _owner(f"lists[{name!r}]", member, canonical_subject)
-            yield (ids[name], owner, None) if isinstance(owner, str) else (ids[name], None, ":".join(owner))
+def _owner(who: Any) -> dict[str, Any]:
+    """Return the columns for a subject such as ``tenant:acme``, or for a user or its primary key."""
+    is_subject = isinstance(who, str) and (":" in who or primary_key(get_user_model(), who) is None)
+    return {"subject": who} if is_subject else {"user_id": _user_id(who)}
 
 
-def _owner(where: str, who: Any, canonical: Callable[[str], str]) -> str | SubjectKey:
-    """Return a user's primary key, or the kind and value of a subject such as ``tenant:acme``."""
-    if isinstance(who, str):
-        try:
-            return subject_key(canonical(who))
-        except ValidationError as error:
-            if who.partition(":")[0] in ("user", "ip", *settings.identifiers):
-                raise ValueError(f"{where}: {' '.join(error.messages)}") from error
-    return _user_id(who)
+def _user_id(user: Any) -> str:
+    key = getattr(user, "pk", user)
+    if key is None:
+        raise ValueError(f"{user!r} has no primary key: save the user first")
+    if primary_key(get_user_model(), key) is None:
+        raise ValueError(f"write a user or a primary key, not {key!r:.80}")
+    return str(key)
 
 
-def _validate(where: str, row: Any) -> None:
-    """Validate a row as the admin's form does, except against other rows."""
+def _valid(where: str, row: _Row) -> _Row:
+    """Return the row, validated as the admin's form does, except against other rows."""
     related = ["endpoint", "user", "plan", "subject_list"]
     try:
         row.full_clean(exclude=related, validate_unique=False, validate_constraints=False)
@@ -196,14 +174,4 @@ def _validate(where: str, row: Any) -> None:
         # Wrong rates get the same message from the field and from the model: it is shown once.
         texts = [f"{field}: {' '.join(dict.fromkeys(messages))}" for field, messages in error.message_dict.items()]
         raise ValueError(f"{where}: {'; '.join(texts)}") from error
-
-
-def _user_id(user: Any) -> str:
-    key = getattr(user, "pk", user)
-    if key is None:
-        raise ValueError(f"{user!r} has no primary key: save the user first")
-    try:
-        get_user_model()._meta.pk.to_python(key)
-    except ValidationError:
-        raise ValueError(f"write a user or a primary key, not {key!r:.80}") from None
-    return str(key)
+    return row
