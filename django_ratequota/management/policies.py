@@ -87,7 +87,8 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         yield f"Dry run: {created} to create, {changed} to change, {deleted} to delete. No changes were made."
     else:
         yield f"{created} created, {changed} changed, {deleted} deleted"
-    kept = [f"{count} {kind.singular if count == 1 else kind.name}" for kind, count in diff.unnamed.items() if count]
+    counts = Counter(change.section for change in diff.of("keep"))
+    kept = [f"{count} {kind.singular if count == 1 else kind.name}" for kind, count in counts.items()]
     if kept and not only_new:
         yield f"Kept although the file does not contain them: {', '.join(kept)}. Delete them with --prune."
     if diff.changes and not options["dry_run"]:

@@ -1,7 +1,7 @@
 """Policies as code: export the database as a file, and import a file.
 
 ``document`` reads and writes YAML and JSON, ``schema`` makes the sections of a file from the models, ``export`` reads
-the database, ``parser`` and ``validator`` read a file, ``apply`` compares the two and imports.
+the database, ``entries`` reads a file, ``apply`` compares the two and imports.
 """
 
 from __future__ import annotations

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from django.db import models
@@ -16,73 +19,59 @@ from ..exceptions import InvalidFile
 from ..models import Plan
 from ..utils.escaping import one_line
 from .document import isoformat_utc
+from .entries import Names, check, names_of, parse, refuse_conflicts
 from .export import load
-from .parser import parse
-from .schema import PLANS, REFERRED, SECTIONS, Section, Values, is_log_only, model_value
-from .validator import check, pairs
+from .schema import PLANS, REFERRED, SECTIONS, Item, Section, Values, by_identity
 
 _EMPTY = (None, "", ())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Change:
-    """One object that is created (``before`` is None), changed, or deleted (``after`` is None)."""
+    """What an import makes of a stored object, of an entry, or of the two together."""
 
+    #: ``create``, ``change``, ``delete``; the object stays: ``leave`` because of ``only_new``, ``keep`` although the
+    #: section does not name it, "" = nothing differs.
+    verb: str
     section: Section
-    #: Primary key of the stored object.
-    pk: Any = None
-    before: Values | None = None
-    after: Values | None = None
-    #: The object stays as it is, because of ``only_new``.
-    left: bool = False
+    #: None = there is none.
+    row: Any
+    entry: Any
 
     @property
     def new_values(self) -> Values:
         """The values of the fields that change."""
-        old, new = self.before or {}, self.after or {}
-        return {name: value for name, value in new.items() if name not in old or old[name] != value}
-
-    @property
-    def verb(self) -> str:
-        """``create``, ``change`` or ``delete``."""
-        return "create" if not self.before else "change" if self.after else "delete"
+        return {name: value for name, value in self.entry.values.items() if value != self.row.values[name]}
 
     def lines(self) -> list[str]:
         """Return the change in words: one line per changed field."""
-        title = self.section.title(self.before or self.after or {})
-        if self.before and self.after:
-            title += " (log only)" if is_log_only(self.before) else ""
-            sign, template = ("=", "{} (file: {})") if self.left else ("~", "{} -> {}")
-            texts = {
-                name: template.format(_text(self.before[name]), _text(value))
-                for name, value in self.new_values.items()
-            }
-            return [f"{sign} {title}: {name} {text}" for name, text in texts.items()]
-        values = self.section.without_defaults(self.before or self.after or {})
-        own = {name: value for name, value in values.items() if name not in self.section.identity}
-        fields = ", ".join(f"{name} {_text(value)}" for name, value in own.items() if value not in _EMPTY)
-        return [f"{'-' if self.before else '+'} {title}" + (f": {fields}" if fields else "")]
+        if self.row and self.entry:
+            title = self.row.title + (" (log only)" if self.row.log_only else "")
+            line = "= {}: {} {} (file: {})" if self.verb == "leave" else "~ {}: {} {} -> {}"
+            old = self.row.values
+            return [line.format(title, name, _text(old[name]), _text(new)) for name, new in self.new_values.items()]
+        item = self.row or self.entry
+        values = item.without_defaults().items()
+        own = [(name, value) for name, value in values if name not in self.section.identity and value not in _EMPTY]
+        fields = ", ".join(f"{name} {_text(value)}" for name, value in own)
+        return [f"{'-' if self.row else '+'} {item.title}" + (f": {fields}" if fields else "")]
 
 
-@dataclass(slots=True)
-class Diff:
-    """The changes that an import of a file makes."""
+class Diff(list[Change]):
+    """What an import does: by section in the order of the file; within one deletions, changes, creations."""
 
-    #: By section in the order of the file; within one: deletions, changes, creations.
-    changes: list[Change] = field(default_factory=list)
-    #: How many stored objects the file's sections leave out; without ``prune`` they stay.
-    unnamed: dict[Section, int] = field(default_factory=dict)
-    #: The changes that ``only_new`` leaves out.
-    left: list[Change] = field(default_factory=list)
+    def of(self, verb: str, section: Section | None = None) -> list[Change]:
+        """Return the changes with this verb, in all sections or in one."""
+        return [change for change in self if change.verb == verb and section in (None, change.section)]
+
+    @property
+    def changes(self) -> list[Change]:
+        """The changes that are written."""
+        return [change for change in self if change.verb in ("delete", "change", "create")]
 
     def lines(self) -> Iterator[str]:
         """Yield the changes in words, those left out first."""
-        for change in (*self.left, *self.changes):
-            yield from change.lines()
-
-    def of(self, verb: str, section: Section | None = None) -> list[Change]:
-        """Return the changes of this kind, see ``Change.verb``, in all sections or in one."""
-        return [one for one in self.changes if one.verb == verb and section in (None, one.section)]
+        return chain.from_iterable(change.lines() for change in (*self.of("leave"), *self.changes))
 
 
 def apply_file(text: str, *, prune: bool = False, only_new: bool = False, dry_run: bool = False) -> Diff:
@@ -92,98 +81,107 @@ def apply_file(text: str, *, prune: bool = False, only_new: bool = False, dry_ru
     Raises ``InvalidFile`` with all problems of the file; then nothing has changed.
     """
     using = policy_alias(Plan)
-    if dry_run:
-        return _compare(text, prune, only_new, using)[0]
-    with saving(Plan):
-        diff, users = _compare(text, prune, only_new, using, lock=True)
-        _write(diff, users, using)
+    with nullcontext() if dry_run else saving(Plan):
+        diff, names = _compare(text, prune, only_new, using, lock=not dry_run)
+        if not dry_run:
+            _write(diff, names, using)
     return diff
 
 
-def _compare(text: str, prune: bool, only_new: bool, using: str, lock: bool = False) -> tuple[Diff, dict[str, Any]]:
-    """Return what the file would change, and the primary keys of its users by login name; raises ``InvalidFile``."""
-    items, problems = parse(text)
+def _compare(text: str, prune: bool, only_new: bool, using: str, lock: bool) -> tuple[Diff, Names]:
+    """Return what the file would change, and the names that it may refer to; raises ``InvalidFile``."""
+    entries, file = parse(text)
     # Deleting a plan, endpoint or list deletes what refers to it.
-    stored = load(SECTIONS if prune else {*items, *REFERRED.values()}, using, lock)
-    found, users = check(items, stored, prune, only_new, using)
-    problems += found
-    if problems:
-        raise InvalidFile(sorted(problems, key=lambda problem: problem.line))
-    diff = Diff()
-    deleted: set[tuple[str, Any]] = set()
+    stored = load(SECTIONS if prune else {*entries, *REFERRED.values()}, using, lock)
+    names = names_of(entries, stored, prune, using)
+    pruned = {name for name, section in REFERRED.items() if prune and section in entries}
+    diff, deleted = Diff(), set[tuple[str, Any]]()
     for section, rows in stored.items():
-        known = list(pairs(section, stored, items))
-        kept, used = {row.pk for row, _item in known}, {item.path for _row, item in known}
-        extra = [row for row in rows if row.pk not in kept]
-        if section not in items or not prune:
-            if section in items:
-                diff.unnamed[section] = len(extra)
-            extra = [row for row in extra if not deleted.isdisjoint(row.values.items())]
-        deleted |= {(section.singular, row.values[section.identity[0]]) for row in extra}
-        diff.changes += [Change(section=section, pk=row.pk, before=row.values) for row in extra]
-        for row, item in known:
-            if row.values != item.values:
-                change = Change(section=section, pk=row.pk, before=row.values, after=item.values, left=only_new)
-                (diff.left if only_new else diff.changes).append(change)
-        new = (item.values for item in items.get(section, ()) if item.path not in used)
-        diff.changes += [Change(section=section, after=values) for values in new]
-    return diff, users
+        known, own, stay = by_identity(rows), entries.get(section, []), set[Any]()
+        for entry in own:
+            check(entry, names, pruned, known.get(entry.identity, ()))
+        for row, entry in _matched(known, own):
+            if not row:
+                verb = "create"
+            elif entry:
+                verb = "" if row.values == entry.values else "leave" if only_new else "change"
+            elif (prune and section in entries) or not deleted.isdisjoint(row.values.items()):
+                verb = "delete"
+                deleted.add((section.singular, row.name))
+            else:
+                verb = "keep" if section in entries else ""
+            diff.append(Change(verb, section, row, entry))
+            stay |= {row, entry} if verb in ("keep", "leave") else set()
+        refuse_conflicts([row for row in rows if row in stay], [entry for entry in own if entry not in stay])
+    problems = [each for item in (file, *chain.from_iterable(entries.values())) for each in item.problems]
+    if problems:
+        raise InvalidFile(sorted(problems, key=attrgetter("line")))
+    return diff, names
 
 
-def _write(diff: Diff, users: dict[str, Any], using: str) -> None:
-    """Delete, change, create: in this order no step meets a constraint that the result meets not."""
-    for section in reversed(SECTIONS):
-        for batch in in_batches([change.pk for change in diff.of("delete", section)]):
-            section.model._base_manager.using(using).filter(pk__in=batch).delete()
-    for section in SECTIONS:
-        changed = {change.pk: change.new_values for change in diff.of("change", section)}
-        if section is PLANS:
-            _change_plans(changed, using)
-        else:
-            _change(section, changed, using)
-    keys: dict[str, dict[Any, Any]] = {"user": users}
-    for section in SECTIONS:
-        rows: Any = section.model._base_manager.using(using)
-        for batch in in_batches(diff.of("create", section)):
-            rows.bulk_create([_new(section, change.new_values, keys) for change in batch])
-        if section.singular in REFERRED:
-            keys[section.singular] = dict(rows.values_list(section.identity[0], "pk"))
+def _matched(rows: dict[Any, list[Item]], entries: list[Item]) -> Iterator[tuple[Any, Any]]:
+    """Yield each stored object of a section, by identity, and each entry, with the one that is the same.
 
-
-def _new(section: Section, values: Values, keys: dict[str, dict[Any, Any]]) -> models.Model:
-    """Return the object of an entry, not saved."""
-    references = {f"{name}_id": keys[name][values[name]] for name in section.references if values[name] is not None}
-    own = {name: model_value(name, value) for name, value in values.items() if name not in section.references}
-    return section.model(**own, **references)
-
-
-def _change(section: Section, changed: dict[Any, Values], using: str) -> None:
-    """Update the objects by primary key, with one statement per set of fields.
-
-    References never change, because they are part of identity.
+    In their order, because of policies that are equals the last one wins. A log-only policy and another one are two
+    objects, unless the mode is all that tells the entries from the stored objects.
     """
-    by_fields: dict[tuple[str, ...], list[models.Model]] = {}
-    for pk, values in changed.items():
-        own = {name: model_value(name, value) for name, value in values.items()}
-        by_fields.setdefault(tuple(own), []).append(section.model(pk=pk, **own))
-    for names, rows in by_fields.items():
-        section.model._base_manager.using(using).bulk_update(rows, names)
+    named, pairs = by_identity(entries), list[tuple[Any, Any]]()
+    for key, same in rows.items():
+        sides = same, named.get(key, [])
+        by_mode = [[[one for one in side if one.log_only is logs] for side in sides] for logs in (False, True)]
+        found = [pair for one in by_mode for pair in zip(*one, strict=False)]
+        pairs += found or zip(*sides, strict=False)
+    used = set(chain(*pairs))
+    yield from ((row, None) for row in chain(*rows.values()) if row not in used)
+    yield from pairs
+    yield from ((None, entry) for entry in entries if entry not in used)
 
 
-def _change_plans(changed: dict[Any, Values], using: str) -> None:
+def _write(diff: Diff, names: Names, using: str) -> None:
+    """Delete, change, create: in this order no step meets a constraint that the result meets not."""
+    rows: dict[Section, Any] = {section: section.model._base_manager.using(using) for section in SECTIONS}
+    for section in reversed(SECTIONS):
+        for batch in in_batches(diff.of("delete", section)):
+            rows[section].filter(pk__in=[change.row.pk for change in batch]).delete()
+    _change_plans(diff.of("change", PLANS), using)
+    for section in SECTIONS[1:]:
+        # References never change, because they are part of identity.
+        by_fields: dict[tuple[str, ...], list[models.Model]] = {}
+        for change in diff.of("change", section):
+            fields = tuple(change.new_values)
+            by_fields.setdefault(fields, []).append(change.entry.instance(fields, pk=change.row.pk))
+        for fields, instances in by_fields.items():
+            rows[section].bulk_update(instances, fields)
+    for section in SECTIONS:
+        for batch in in_batches(diff.of("create", section)):
+            rows[section].bulk_create([_new(change.entry, names) for change in batch])
+        if section.singular in REFERRED:
+            pairs = rows[section].values_list(section.identity[0], "pk")
+            names[section.singular] = {name: [pk] for name, pk in pairs}
+
+
+def _new(entry: Item, names: Names) -> models.Model:
+    """Return the object of an entry, not saved."""
+    own = {name: entry.values[name] for name in entry.section.references}
+    keys = {f"{name}_id": names[name][value][0] for name, value in own.items() if value is not None}
+    new: models.Model = entry.instance(entry.section.fields, **keys)
+    return new
+
+
+def _change_plans(changes: list[Change], using: str) -> None:
     """Update plans, which may swap names and defaults: free all of these first, then set the new ones.
 
     The history gets one entry per plan, from its old state to its new one.
     """
     unrecorded: Any = models.QuerySet(Plan, using=using)
     before: dict[Any, Any] = {}
-    for pks in in_batches(list(changed)):
-        before |= rows_by_pk(Plan, pks, using, lock=True)
-    for pk in before:
+    for pk in [change.row.pk for change in changes]:
+        before |= rows_by_pk(Plan, [pk], using, lock=True)
         unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
-    for pk, old in before.items():
-        unrecorded.filter(pk=pk).update(**{"name": old.name, "default_for": old.default_for, **changed[pk]})
-        write_changes([(old, rows_by_pk(Plan, [pk], using)[pk])], using)
+    for change in changes:
+        pk = change.row.pk
+        unrecorded.filter(pk=pk).update(**change.entry.values)
+        write_changes([(before[pk], rows_by_pk(Plan, [pk], using)[pk])], using)
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Read and write documents as YAML or JSON. Knows nothing of policies.
 
-YAML, and JSON with it, is read as PyYAML's nodes, which have line numbers. Tags construct no Python objects.
-The same content is written as the same bytes, for diffs.
+YAML, and JSON with it, is read as PyYAML's nodes, which have line numbers. All scalars are texts, which mean
+what their field takes. Tags construct no Python objects. The same content is written as the same bytes, for diffs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..utils.escaping import one_line, printable
 #: Larger files are refused unread: they would be some 200,000 policies.
 MAX_BYTES = 20 * 10**6
 #: How JSON writes characters above U+FFFF, as 🙂: an even number of backslashes, then two escapes.
-_PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab]..)\\u(d[c-f]..)", re.IGNORECASE)
-_KINDS = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date"}
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_PAIR = re.compile(r"(?<!\\)((?:\\\\)*)(\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})", re.IGNORECASE)
+_KINDS = {"scalar": "text", "sequence": "a list", "mapping": "a mapping"}
+_Loader: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def decode(raw: bytes) -> str:
@@ -42,8 +42,10 @@ def read(text: str) -> Any:
     if unreadable:
         line = text.count("\n", 0, unreadable.start()) + 1
         raise _refused(line, f"write the character U+{ord(unreadable[0]):04X} as an escape")
+    if text.lstrip().startswith("{"):
+        text = _PAIR.sub(lambda pair: pair[1] + json.loads(f'"{pair[2]}"'), text)
     try:
-        root = _Loader(_PAIR.sub(_joined, text) if text.lstrip().startswith("{") else text).get_single_node()
+        root = _Loader(text).get_single_node()
     except RecursionError as error:  # by the loader that is written in Python
         raise _refused(1, "this is nested too deeply") from error
     except yaml.MarkedYAMLError as error:
@@ -56,10 +58,9 @@ def read(text: str) -> Any:
 
 
 def kind_of(node: Any) -> str:
-    """Return ``a mapping``, ``a list``, ``text``, or what YAML takes unquoted text for, as ``a number``."""
-    if node.id == "scalar":
-        return _KINDS.get(node.tag.removeprefix("tag:yaml.org,2002:"), "text")
-    return "a list" if node.id == "sequence" else "a mapping"
+    """Return ``a mapping``, ``a list``, ``text``, or ``nothing`` for a null."""
+    is_null = node.id == "scalar" and not node.style and node.value.lower() in ("", "~", "null")
+    return "nothing" if is_null else _KINDS[node.id]
 
 
 def line_of(node: Any) -> int:
@@ -67,19 +68,8 @@ def line_of(node: Any) -> int:
     return int(node.start_mark.line) + 1
 
 
-def problem(line: int, path: str, text: object) -> FileProblem:
-    """Return a problem that is printable."""
-    return FileProblem(line, one_line(path), one_line(str(text)))
-
-
-def _joined(pair: re.Match[str]) -> str:
-    """Return the escape of YAML for the two of JSON."""
-    high, low = int(pair[2], 16), int(pair[3], 16)
-    return f"{pair[1]}\\U{0x10000 + (high - 0xD800) * 0x400 + low - 0xDC00:08x}"
-
-
 def _refused(line: int, text: str) -> InvalidFile:
-    return InvalidFile([problem(line, "", text)])
+    return InvalidFile([FileProblem(line, "", one_line(text))])
 
 
 def yaml_chunks(document: dict[str, Any]) -> Iterator[str]:

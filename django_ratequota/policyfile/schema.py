@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,7 +16,7 @@ from django.utils import timezone
 from ..exceptions import FileProblem
 from ..models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 from ..utils.escaping import one_line
-from .document import isoformat_utc, problem
+from .document import isoformat_utc
 
 VERSION = 1
 #: Text fields of the models that are lists in the file: what stands between the words.
@@ -61,48 +61,6 @@ class Section:
             if one.blank or (one.has_default() and not callable(one.default))
         }
 
-    @cached_property
-    def audience(self) -> list[str]:
-        """The fields of which an entry has only one."""
-        return [name for name in ("user", "subject", "subject_list", "plan") if name in self.defaults]
-
-    def without_defaults(self, values: Values) -> Values:
-        """Return the values that an entry has to name."""
-        return {name: value for name, value in values.items() if (name, value) not in self.defaults.items()}
-
-    def identity_of(self, values: Values) -> tuple[Any, ...]:
-        """Return the values of the ``identity`` fields."""
-        return tuple(values[name] for name in self.identity)
-
-    def title(self, values: Values) -> str:
-        """Return a name for the object in messages."""
-        listed = values.get("subject_list") and f"list {values['subject_list']}"
-        who = values.get("subject") or (values.get("user") and f"user {values['user']}")
-        if self is POLICIES:
-            text = f"policy {who or listed or values['plan'] or 'everyone'} × {values['endpoint'] or 'all endpoints'}"
-            text += "" if values["counted_per"] == "caller" else f" per {values['counted_per']}"
-        elif self is ASSIGNMENTS:
-            text = f"assignment {who} × {values['plan']}"
-        elif self is MEMBERS:
-            text = f"member {who} of {listed}"
-        else:
-            text = f"{self.singular} {values[self.identity[0]]}"
-        for word, name in (("from", "starts_at"), ("until", "ends_at")):
-            if name in self.identity and values[name] is not None:
-                text += f" {word} {isoformat_utc(values[name])}"
-        return one_line(text)
-
-    def unique_values(self, values: Values) -> Iterator[tuple[str, Any]]:
-        """Yield what only one object of the section may have, each with the field that messages name."""
-        if self is POLICIES:
-            if values["starts_at"] is None and values["ends_at"] is None:
-                yield "", (*self.identity_of(values), is_log_only(values))
-        elif self is not ASSIGNMENTS:
-            yield self.identity[0], self.identity_of(values)
-        for name in ("name", "default_for") if self is PLANS else ():
-            if values[name]:
-                yield name, values[name]
-
 
 PLANS = Section("plans", "plan", Plan, identity=("slug",), order=("position", "slug"))
 ENDPOINTS = Section("endpoints", "endpoint", Endpoint, identity=("name",))
@@ -130,42 +88,112 @@ SECTIONS = (PLANS, ENDPOINTS, LISTS, MEMBERS, POLICIES, ASSIGNMENTS)
 REFERRED = {section.singular: section for section in (PLANS, ENDPOINTS, LISTS)}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Item:
-    """An entry of a file, or an object of the database."""
+    """An object of the database, an entry of a file, or the file itself."""
 
-    section: Section
+    #: None for the file itself.
+    section: Any
     values: Values
     #: Primary key of an object of the database.
     pk: Any = None
-    #: Such as ``policies[3]``.
+    _: KW_ONLY
+    #: The place in the file, such as ``policies[3]``; "" for the file itself.
     path: str = ""
-    line: int = 0
-    #: The lines of the fields that are in the file.
+    line: int = 1
+    #: The lines of its fields.
     lines: dict[str, int] = field(default_factory=dict)
-    #: Fields that have problems.
+    problems: list[FileProblem] = field(default_factory=list)
+    #: The fields that have problems.
     bad: set[str] = field(default_factory=set)
 
-    def problem(self, text: object, name: str = "") -> FileProblem:
-        """Return a problem at the entry's line, or at that of a field."""
-        return problem(self.lines.get(name, self.line), f"{self.path}.{name}" if name else self.path, text)
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The values of the section's ``identity`` fields."""
+        return tuple([self.values[name] for name in self.section.identity])
+
+    @property
+    def name(self) -> Any:
+        """What others refer to it by."""
+        return self.values[self.section.identity[0]]
+
+    @property
+    def dated(self) -> bool:
+        """Whether it outranks an open one of the same kind."""
+        ends = self.values.get("ends_at") is not None
+        return ends or (self.section is POLICIES and self.values["starts_at"] is not None)
+
+    @property
+    def log_only(self) -> bool:
+        """Whether it is a policy that is judged next to the enforced one of the same identity."""
+        return bool(self.values.get("mode") == "log")
+
+    @property
+    def order(self) -> list[tuple[bool, Any]]:
+        """Its place in the file. Text is compared by code points, because collations differ.
+
+        Policies and assignments that are equals in precedence share a place, so they keep the order of their keys, by
+        which the last one wins. An import creates them in that order.
+        """
+        order, values = self.section.order or self.section.identity, self.values
+        if "dated" in order:
+            listed = values.get("subject_list") is not None
+            values = {**values, "dated": self.dated, "listed": listed, "log_only": self.log_only}
+        return [(values[name] is not None, values[name]) for name in order]
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        section, values = self.section, self.values
+        kinds = (("subject", ""), ("user", "user "), ("subject_list", "list "), ("plan", ""))
+        words = [f"{kind}{values[name]}" for name, kind in kinds if values.get(name)]
+        if section is POLICIES:
+            words = [*(words or ["everyone"]), values["endpoint"] or "all endpoints"]
+        text = (" of " if section is MEMBERS else " × ").join(words) or self.name
+        if values.get("counted_per", "caller") != "caller":
+            text += f" per {values['counted_per']}"
+        for word, name in (("from", "starts_at"), ("until", "ends_at")):
+            if name in section.identity and values[name] is not None:
+                text += f" {word} {isoformat_utc(values[name])}"
+        return one_line(f"{section.singular} {text}")
+
+    def without_defaults(self) -> Values:
+        """Return the values that an entry has to name."""
+        defaults = self.section.defaults.items()
+        return {name: value for name, value in self.values.items() if (name, value) not in defaults}
+
+    def unique_values(self) -> Iterator[tuple[str, Any]]:
+        """Yield what only one object of the section may have, each with the field that messages name."""
+        of_policies = self.section is POLICIES
+        if self.section is not ASSIGNMENTS and not (of_policies and self.dated):
+            yield "" if of_policies else self.section.identity[0], (*self.identity, self.log_only)
+        for name in ("name", "default_for") if self.section is PLANS else ():
+            if self.values[name]:
+                yield name, self.values[name]
+
+    def instance(self, names: Iterable[str], **more: Any) -> Any:
+        """Return an unsaved object with the values of these fields, other than references."""
+        own = (name for name in names if name not in self.section.references)
+        return self.section.model(**{name: model_value(name, self.values[name]) for name in own}, **more)
+
+    def refuse(self, text: object, name: str = "", line: int = 0) -> None:
+        """Add a problem of a field, or of the item itself; ``line`` 0 = the field's line."""
+        path = ".".join(filter(None, (self.path, name[:40])))
+        at = line or self.lines.get(name, self.line)
+        self.problems.append(FileProblem(at, one_line(path), one_line(str(text))))
+        self.bad.add(name)
 
 
 #: Entries or objects by section.
 Items = dict[Section, list[Item]]
 
 
-def by_identity(section: Section, items: Items) -> dict[tuple[Any, ...], list[Item]]:
+def by_identity(items: Iterable[Item]) -> dict[tuple[Any, ...], list[Item]]:
     """Return the items of a section by identity, in their order."""
     found: dict[tuple[Any, ...], list[Item]] = {}
-    for item in items.get(section, ()):
-        found.setdefault(section.identity_of(item.values), []).append(item)
+    for item in items:
+        found.setdefault(item.identity, []).append(item)
     return found
-
-
-def is_log_only(values: Values) -> bool:
-    """Whether it is a policy that is judged next to the enforced one of the same identity."""
-    return bool(values.get("mode") == "log")
 
 
 def name_lookup(name: str) -> str:
@@ -177,13 +205,11 @@ def name_lookup(name: str) -> str:
 def file_value(name: str, value: Any) -> Any:
     """Convert a model field's value to the file's; references are names already."""
     if name in LIST_FIELDS:
-        words = value.split("\n") if name == "routes" else value.replace(",", " ").split()
-        return tuple(word.strip() for word in words if word.strip())
+        return tuple(value.split())
     if name == "user" and value is not None:
         return str(value)
     if isinstance(value, datetime):
-        aware = value if timezone.is_aware(value) else timezone.make_aware(value, timezone.get_default_timezone())
-        return aware.astimezone(UTC)
+        return (value if timezone.is_aware(value) else timezone.make_aware(value)).astimezone(UTC)
     return value
 
 
@@ -192,5 +218,5 @@ def model_value(name: str, value: Any) -> Any:
     if name in LIST_FIELDS:
         return LIST_FIELDS[name].join(value)
     if isinstance(value, datetime) and not settings.USE_TZ:
-        return timezone.make_naive(value, timezone.get_default_timezone())
+        return timezone.make_naive(value)
     return value

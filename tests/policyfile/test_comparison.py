@@ -135,14 +135,14 @@ def test_a_log_only_policy_is_not_taken_for_the_enforced_one_of_its_place(dates:
     before = export()
     for mode, other in (("enforce", "log"), ("log", "enforce")):
         diff = apply_file(pair(mode, rates="2/s", dates=dates))
-        assert [(change.pk, change.new_values) for change in diff.changes] == [(own[mode], {"rates": "2/s"})]
-        assert list(diff.unnamed.values()) == [1], "the other one stays"
+        assert [(change.row.pk, change.new_values) for change in diff.changes] == [(own[mode], {"rates": "2/s"})]
+        assert len(diff.of("keep")) == 1, "the other one stays"
         assert by_mode()[other][0] == own[other]
         assert not apply_file(pair("log", "enforce", rates="2/s", dates=dates), only_new=True).changes
         apply_file(before)
     assert not apply_file(pair("log", "enforce", rates="1/s", dates=dates), prune=True).changes
     diff = apply_file(pair("log", rates="1/s", dates=dates), prune=True)
-    assert [change.pk for change in diff.of("delete")] == [own["enforce"]]
+    assert [change.row.pk for change in diff.of("delete")] == [own["enforce"]]
     assert by_mode() == {"log": (own["log"], "1/s")}
 
 

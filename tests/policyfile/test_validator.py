@@ -29,8 +29,8 @@ plans:
 - slug: x  #! plans[1].name: is missing
 - name: x
   slug:  #! plans[2].slug: is missing
-- name: yes  #! plans[3].name: this must be text, but YAML reads 'yes' as true or false. Put it in quotes
-  slug: 1  #! plans[3].slug: this must be text, but YAML reads '1' as a number. Put it in quotes
+- name: yes
+  slug: yes 1  #! plans[3].slug: Enter a valid “slug” consisting of letters, numbers, underscores or hyphens.
 - name: [a]  #! plans[4].name: this must be text, not a list
   slug: a b  #! plans[4].slug: Enter a valid “slug” consisting of letters, numbers, underscores or hyphens.
 - slug: a
@@ -48,14 +48,14 @@ endpoints:
   cost: 0  #! endpoints[0].cost: Ensure this value is greater than or equal to 1.
 - name: e
   cost: 010  #! endpoints[1].cost: this must be a whole number, not '010'
-  exempt: true  #! endpoints[1].exempt: there is no such field. For an exempt endpoint write limits: none
+  exempt: true  #! endpoints[1].exempt: there is no such field. Choose from name, routes, methods, cost, charged_stat…
   limits: only  #! endpoints[1].limits: 'only' must be one of besides, own, none
-  routes: /a  #! endpoints[1].routes: this must be a list of words, such as [a, b], not '/a'
-  methods: [GET POST]  #! endpoints[1].methods: this must be a list of words, such as [a, b], not 'GET POST'
+  routes: [a/b]  #! endpoints[1].routes: 'a/b' has a / but does not begin with one. Begin routes with /, such as…
+  methods: GTE  #! endpoints[1].methods: 'GTE' is not an HTTP method. Choose from GET, POST, PUT, PATCH, DELETE, O…
 - name: f
   cost: {"9" * 5000}  #! endpoints[2].cost: this must be a whole number, not '{"9" * 39}…
   routes: [[/a]]  #! endpoints[2].routes: this must be text, not a list
-  methods: [GET, GTE]  #! endpoints[2].methods: 'GTE' is not an HTTP method. Choose from GET, POST, PUT, PATCH, DELET…
+  methods: {{}}  #! endpoints[2].methods: this must be text, not a mapping
 subject_lists:
 - name: Bad bots
 members:
@@ -78,6 +78,7 @@ policies:
   endpoint: serch  #! policies[4].endpoint: no endpoint has the name 'serch'. Did you mean search?
   user: bob  #! policies[4].user: no user has the name 'bob'
 - rates: 1/s
+  leads_headers: yes  #! policies[5].leads_headers: 'yes' must be one of true, false
   mode: Logg  #! policies[5].mode: 'Logg' must be one of enforce, log, off. Did you mean log?
   counted_per: us  #! policies[5].counted_per: 'us' is not a choice for “counted per”. Choose caller, ip, pl…
   subject: mail:x  #! policies[5].subject: Enter kind:value, such as ip:203.0.113.7. The kind is one of ip…
@@ -91,7 +92,7 @@ policies:
   ends_at: soon  #! policies[9].ends_at: 'soon' {TIME}
 - rates: 1/s
   starts_at: 0001-01-01T00:00:00+14:00  #! policies[10].starts_at: '0001-01-01T00:00:00+14:00' {TIME}
-  ends_at: [7]  #! policies[10].ends_at: a list {TIME}
+  ends_at: [7]  #! policies[10].ends_at: this must be text, not a list
 - rates: 60  #! policies[11].rates: expected '/' at character 3, but the text ends (example: 60/min)
 - rates: [1/s]  #! policies[12].rates: this must be text, not a list
 assignments:
