@@ -46,12 +46,17 @@ def read(text: str) -> Any:
         text = _PAIR.sub(lambda pair: pair[1] + json.loads(f'"{pair[2]}"'), text)
     try:
         root = _Loader(text).get_single_node()
+        # Repeated aliases make a short file have more entries than memory; without "&" there is none.
+        events = yaml.parse(text, _Loader) if "&" in text else ()
+        alias = next((event for event in events if isinstance(event, yaml.AliasEvent)), None)
     except RecursionError as error:  # by the loader that is written in Python
         raise _refused(1, "this is nested too deeply") from error
     except yaml.MarkedYAMLError as error:
         what = " ".join(part for part in (error.context, error.problem) if part)
         mark = error.problem_mark or error.context_mark
         raise _refused(mark.line + 1 if mark else 1, f"this is not valid YAML: {what}") from error
+    if alias is not None:
+        raise _refused(line_of(alias), f"*{alias.anchor} repeats another part of the file. Write that part out here")
     if root is None:
         raise _refused(1, "the file is empty")
     return root
@@ -64,7 +69,7 @@ def kind_of(node: Any) -> str:
 
 
 def line_of(node: Any) -> int:
-    """Return the line where the node begins, from 1."""
+    """Return the line where the node or event begins, from 1."""
     return int(node.start_mark.line) + 1
 
 

@@ -39,7 +39,6 @@ def test_any_text_survives_yaml_and_json(rows: list[dict[str, str]]) -> None:
 
 UNREADABLE = {
     "version: 1\nplans: *a": "2: : this is not valid YAML: found undefined alias",
-    "version: 1\nplans: &a [*a]": "2: plans[0]: this must be a mapping of fields to values, not a list",
     "version: 1\nplans: !!python/object/apply:os.system [id]": "2: plans[0]: this must be a mapping of fields",
     "{version: 1,\tplans: [}": "1: : this is not valid YAML: ",
     "version: 1\n---\nversion: 1": "2: : this is not valid YAML: expected a single document",
@@ -58,6 +57,14 @@ UNREADABLE = {
 def test_invalid_and_unsupported_yaml_is_refused(text: str) -> None:
     [problem] = refused(text)
     assert problem.startswith(UNREADABLE[text])
+
+
+@pytest.mark.parametrize(
+    "text", ["[*a]", "\n- {slug: a}\n- {<<: *a}", f"[x, x]\nendpoints: [{', '.join(['*a'] * 9)}]"]
+)
+def test_aliases_in_a_policy_file(text: str) -> None:
+    [problem] = refused(f"version: 1\nplans: &a {text}")
+    assert problem.endswith(": : *a repeats another part of the file. Write that part out here")
 
 
 def test_text_needs_no_quotes() -> None:
