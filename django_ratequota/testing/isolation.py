@@ -40,7 +40,7 @@ _MIN_TIMEOUT = 5.0
 class Scene:
     """Policies, a clock and counters, in force from ``enter`` to ``leave``."""
 
-    def __init__(self, policies: PolicyCache | FixedPolicies, clock: Clock | None) -> None:
+    def __init__(self, policies: PolicyCache, clock: Clock | None) -> None:
         #: The engine's clock.
         self.clock = clock or Clock()
         self.policies = policies

@@ -14,15 +14,13 @@ from ..models import Endpoint
 from ..policies.cache import PolicyCache
 from .clock import Clock
 from .isolation import Scene
-from .policy_snapshot import FixedPolicies, Policies, fixed_policies
+from .policy_snapshot import Policies, fixed_policies
 
 
 class SceneContext(TestContextDecorator):
     """Enters a new scene and leaves it."""
 
-    def __init__(
-        self, policies: Callable[[], PolicyCache | FixedPolicies], clock: Clock | None, all_threads: bool
-    ) -> None:
+    def __init__(self, policies: Callable[[], PolicyCache], clock: Clock | None, all_threads: bool) -> None:
         super().__init__()
         self._policies, self._clock, self._all_threads = policies, clock, all_threads
         self._entered: list[Scene] = []

@@ -13,7 +13,7 @@ from django.core.exceptions import ValidationError
 from ..changes.validators import primary_key
 from ..models import Endpoint, ListMember, PlanAssignment, RatePolicy
 from ..policies import facts
-from ..policies.cache import in_plan_order
+from ..policies.cache import PolicyCache, in_plan_order
 from ..policies.facts import NOBODY, SubjectKey, UserEntry, subject_key
 from ..policies.snapshot import Snapshot, with_rows
 
@@ -39,43 +39,41 @@ class Policy:
 Policies = Mapping[str | None, str | Policy | Iterable[str | Policy]]
 
 
-class FixedPolicies:
-    """Takes the place of ``PolicyCache`` for policies that are not in a database, and never change."""
+class FixedPolicies(PolicyCache):
+    """Policies that are not in a database, and never change."""
 
-    #: No assignment names the day on which months begin.
-    anchored = False
-
-    def __init__(self, snapshot: Snapshot, entries: Mapping[str | SubjectKey, UserEntry]) -> None:
-        self._snapshot, self._entries = snapshot, entries
-        own = [policy for entry in entries.values() for policy in entry.policies]
-        self.user_endpoints: Mapping[int | None, frozenset[str]] = {
+    def __init__(self, snapshot: Snapshot, known: Mapping[Any, UserEntry]) -> None:
+        super().__init__()
+        self._fixed, self._known = snapshot, known
+        own = [policy for entry in known.values() for policy in entry.policies]
+        self.user_endpoints = {
             at: frozenset(one.counted_per for one in own if one.endpoint_id == at and one.mode == "enforce")
             for at in {policy.endpoint_id for policy in own}
         }
+        self.plan_kinds()
 
     def current(self, revision: int = 0, instead_of: int | None = None) -> Snapshot:
-        return self._snapshot
+        """Return the one snapshot."""
+        return self._fixed
 
     poll = reload = current
 
     def overdue(self) -> bool:
+        """There is nothing to look for."""
         return False
 
+    def user(self, key: str | SubjectKey, pending: bool | None = None) -> UserEntry:
+        """Return the entry, which is always known."""
+        return self._known.get(key, NOBODY)
+
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
-        return self.user_endpoints
-
-    def user(self, user_id: str, pending: bool | None = None) -> UserEntry:
-        return self._entries.get(user_id, NOBODY)
-
-    def entries(self, keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
-        return {key: self._entries.get(key, NOBODY) for key in keys}
+        """Return ``user_endpoints``."""
+        return self.user_endpoints or {}
 
     def plan_kinds(self) -> tuple[str, ...]:
-        return in_plan_order({key[0] for key in self._entries if isinstance(key, tuple)})
-
-    @property
-    def assigned_kinds(self) -> tuple[str, ...]:
-        return self.plan_kinds()
+        """Return ``assigned_kinds`` by the settings in force."""
+        self.assigned_kinds = in_plan_order({key[0] for key in self._known if isinstance(key, tuple)})
+        return self.assigned_kinds
 
 
 def fixed_policies(
