@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import http_sf
 
 from .conf import settings
-from .engine.decision import Decision, Rivals
+from .engine.decision import Decision, Rivals, binding_place, reply_of
 from .engine.types import EACH, GROWS, LEFT, RESETS, Bucket, Copies, Patterns, Reply
 
 #: The attribute of Django's request with the headers of its decisions.
@@ -42,7 +42,7 @@ def decision_headers(decision: Decision) -> dict[str, str]:
         headers["X-RateLimit-Refusal"] = decision.refusal_id
     if decision.error:
         return headers
-    reply = decision.reply
+    reply = reply_of(decision)
     buckets, windows_us, _numbers = reply
     if type(buckets) is Copies:
         constant = _constant_of_copies(buckets.patterns, windows_us)
@@ -163,7 +163,7 @@ def _ietf_11(decision: Decision, reply: Reply, constant: _Constant, wait: int | 
 
 def _x_ratelimit(decision: Decision, reply: Reply, constant: _Constant, wait: int | None) -> dict[str, str]:
     """Render X-RateLimit-*: of a refusal the bucket that refused, else the first that leads, else the binding one."""
-    at = constant.rivals.tightest(reply) if decision.allowed else decision.binding_place
+    at = constant.rivals.tightest(reply) if decision.allowed else binding_place(decision)
     if at is None:
         return {}
     first = at * EACH

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from operator import truediv
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..exceptions import StoreError
 from ..store.commands import Command
@@ -174,26 +174,13 @@ class Decision:
     # Of what the statuses are made when they are first read; None = they were given.
     _reply: Reply | None = field(default=None, init=False, repr=False, compare=False)
 
-    @classmethod
-    def of_reply(
-        cls, reply: Reply, request: LimitRequest, at_us: int, *, allowed: bool, cost: int, units: tuple[int, ...]
-    ) -> Decision:
-        """Return the decision about ``request``, whose statuses are made when they are first read."""
-        decision = cls(allowed, (), at_us, request.revision or 0, request.settler, cost, units)
-        decision._reply = reply
-        del decision.statuses
-        return decision
+    if not TYPE_CHECKING:  # to which it would mean that a decision has attributes of any name
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "statuses" or self._reply is None:
-            raise AttributeError(name)
-        self.statuses = made = self._reply.statuses()
-        return made
-
-    @property
-    def reply(self) -> Reply:
-        """What was found, as numbers."""
-        return self._reply or Reply.of(self.statuses)
+        def __getattr__(self, name: str) -> Any:
+            if name != "statuses" or self._reply is None:
+                raise AttributeError(name)
+            self.statuses = made = self._reply.statuses()
+            return made
 
     def __enter__(self) -> Decision:
         """Return the decision; at the end of the ``with`` block its slots of concurrent rates are released."""
@@ -219,15 +206,7 @@ class Decision:
     @property
     def refusing(self) -> tuple[BucketStatus, ...]:
         """The enforced buckets that had no room; empty when allowed."""
-        return () if self.allowed else tuple(status for status in self.without_room if status.refused)
-
-    @property
-    def without_room(self) -> tuple[BucketStatus, ...]:
-        """The buckets that had no room, log-only ones included: mostly none."""
-        reply = self._reply
-        if reply is not None and reply.numbers[::EACH].count(1) == len(reply.windows_us):
-            return ()
-        return tuple(status for status in self.statuses if not status.allowed)
+        return () if self.allowed else tuple(status for status in without_room(self) if status.refused)
 
     @property
     def violated(self) -> tuple[str, ...]:
@@ -258,26 +237,16 @@ class Decision:
     @property
     def binding(self) -> BucketStatus | None:
         """The enforced bucket that matters most: refused with the longest wait, else the smallest remaining share."""
-        at = self.binding_place
+        at = binding_place(self)
         return None if at is None else self.statuses[at]
-
-    @property
-    def binding_place(self) -> int | None:
-        """The place of ``binding`` among the statuses."""
-        if not self.allowed:
-            refusing = {at: status.retry_after_us for at, status in enumerate(self.statuses) if status.refused}
-            if refusing:
-                return max(refusing, key=lambda at: inf if (wait := refusing[at]) is None else wait)
-        buckets = alike(self.reply.buckets)
-        places = [at for at, one in enumerate(buckets) if one.mode == "enforce"]
-        return Rivals.of(buckets, places).tightest(self.reply)
 
     @property
     def _tightest(self) -> BucketStatus | None:
         """``binding``; of an admitted request the tightest of those that count units, if any does."""
-        buckets = alike(self.reply.buckets)
+        reply = reply_of(self)
+        buckets = alike(reply.buckets)
         units = [at for at, one in enumerate(buckets) if one.mode == "enforce" and one.rate.counts == "units"]
-        at = Rivals.of(buckets, units).tightest(self.reply) if self.allowed else None
+        at = Rivals.of(buckets, units).tightest(reply) if self.allowed else None
         return self.binding if at is None else self.statuses[at]
 
     @property
@@ -400,6 +369,40 @@ class Decision:
         latest = replace(settled[-1], statuses=statuses, settler=self.settler, _charges=charges, _own=self._own)
         charges.latest = latest
         return latest
+
+
+def decided(
+    reply: Reply, request: LimitRequest, at_us: int, *, allowed: bool, cost: int, units: tuple[int, ...]
+) -> Decision:
+    """Return the decision about ``request``, whose statuses are made when they are first read."""
+    decision = Decision(allowed, (), at_us, request.revision or 0, request.settler, cost, units)
+    decision._reply = reply
+    del decision.statuses
+    return decision
+
+
+def reply_of(decision: Decision) -> Reply:
+    """Return what the decision has found, as numbers."""
+    return decision._reply or Reply.of(decision.statuses)
+
+
+def without_room(decision: Decision) -> tuple[BucketStatus, ...]:
+    """Return the buckets that had no room, log-only ones included: mostly none."""
+    reply = decision._reply
+    if reply is not None and reply.numbers[::EACH].count(1) == len(reply.windows_us):
+        return ()
+    return tuple(status for status in decision.statuses if not status.allowed)
+
+
+def binding_place(decision: Decision) -> int | None:
+    """Return the place of ``Decision.binding`` among the statuses."""
+    if not decision.allowed:
+        refusing = {at: status.retry_after_us for at, status in enumerate(decision.statuses) if status.refused}
+        if refusing:
+            return max(refusing, key=lambda at: inf if (wait := refusing[at]) is None else wait)
+    reply = reply_of(decision)
+    buckets = alike(reply.buckets)
+    return Rivals.of(buckets, [at for at, one in enumerate(buckets) if one.mode == "enforce"]).tightest(reply)
 
 
 class Rivals(NamedTuple):

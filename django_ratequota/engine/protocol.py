@@ -18,7 +18,7 @@ from ..store.base import Store
 from ..store.commands import Command, Script, ScriptCall, ScriptPattern, encoded
 from ..utils.bounded_cache import BoundedCache
 from .calendar_windows import calendar_window
-from .decision import CHARGING, Charged, Decision, LimitRequest, Steps
+from .decision import CHARGING, Charged, LimitRequest, Steps, decided
 from .keys import beginning, bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RELEASE, RENEW
 from .slots import HeldSlot, Lease
@@ -79,7 +79,7 @@ class ScriptBackend:
             if outcome == DECIDED:
                 cost, units = (request.cost, units) if allowed == 1 and mode in CHARGING else (0, ())
                 reply = Reply(buckets, windows_us, numbers[4:])
-                return Decision.of_reply(reply, request, now_us, allowed=allowed == 1, cost=cost, units=units)
+                return decided(reply, request, now_us, allowed=allowed == 1, cost=cost, units=units)
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from ..conf import settings
-from ..engine.decision import Decision
+from ..engine.decision import Decision, without_room
 from ..engine.keys import short, statistics_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import COLLECT
@@ -83,7 +83,7 @@ class Collector(forks.Renewed):
         plan_is_known = caller.user_read or resolution.plan_named
         # A plain loop, because every request pays for this.
         against: tuple[int | None, ...] = resolution.would_block if allowed else resolution.blocking
-        for status in decision.without_room:
+        for status in without_room(decision):
             if allowed or status.refused:
                 against = (*against, status.bucket.policy_id)
         record = (
