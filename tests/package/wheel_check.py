@@ -41,7 +41,7 @@ def main(built: str, listed: Path) -> None:
             ],
             INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
             MIDDLEWARE=["django_ratequota.middleware.RateQuotaMiddleware"],
-            RATEQUOTA={"ENFORCE_ALL": True},
+            RATEQUOTA={"ENFORCE_ALL": True, "TIMEOUT": 5.0},
         )
         django.setup()
         import django_ratequota
