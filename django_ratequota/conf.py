@@ -189,7 +189,8 @@ class Settings:
     #: The function returns None for clients without a value. All clients for whom it raises share one counter.
     #: Write None instead of a function for a kind that only `check_caller` uses, such as the recipient of a
     #: message. If clients can make up the values, set the attribute `ratequota_verified = False` on the function,
-    #: so that the database keeps their usage only for policies that ask for it.
+    #: so that the database keeps their usage only for policies that ask for it. So it does for kinds without a
+    #: function.
     identifiers: Mapping[str, str | None] = _key(dict, _identifiers)
     #: Who the client is: the first of these (user, ip, or a key of `IDENTIFIERS`) that the request has.
     caller: tuple[str, ...] = _key(("user", "ip"), _strings())

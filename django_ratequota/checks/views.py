@@ -135,7 +135,8 @@ def check_unlimited() -> Messages:
 def check_shared_slots() -> Messages:
     """W031: a view's concurrent limits are all for its clients together, so that one client can hold every slot."""
     rows = RatePolicy.objects.filter(rates__icontains=CONCURRENT, mode="enforce").exclude(ends_at__lte=timezone.now())
-    own = set(rows.exclude(counted_per__in=_SHARED).values_list("endpoint", flat=True))
+    everybody = rows.filter(user=None, subject="", subject_list=None, plan=None).exclude(starts_at__gt=timezone.now())
+    own = set(everybody.exclude(counted_per__in=_SHARED).values_list("endpoint", flat=True))
     shared = set(rows.filter(counted_per__in=_SHARED).values_list("endpoint", flat=True)) - own
     limits = ["own"] if None in own else ["own", "besides"]
     alone = Endpoint.objects.filter(pk__in=shared - {None}, limits__in=limits)

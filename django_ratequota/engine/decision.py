@@ -178,7 +178,7 @@ class Decision:
 
         def __getattr__(self, name: str) -> Any:
             if name != "statuses" or self._reply is None:
-                raise AttributeError(name)
+                return object.__getattribute__(self, name)  # which raises Python's own error
             self.statuses = made = self._reply.statuses()
             return made
 
@@ -421,7 +421,7 @@ class Rivals(NamedTuple):
     def tightest(self, reply: Reply) -> int | None:
         """Return the place of the bucket with the smallest share left, the first of equals; None if there is none."""
         places, left = self.places, reply.numbers[LEFT::EACH]
-        shares = list(map(truediv, [left[at] for at in places], self.capacities))
+        shares = list(map(truediv, [max(0, left[at]) for at in places], self.capacities))
         return places[shares.index(min(shares))] if shares else None
 
 

@@ -121,6 +121,9 @@ def add(sums: Sums, writer: UUID, batch: int) -> tuple[Raised, int]:
         # First, as a transaction on SQLite has to begin with a write.
         if _claim(writer, batch):
             totals = _add_each(dict(sorted(sums.items())), refused)
+            errors = list(refused.values())
+            if len(errors) == len(sums) > 1 and all(isinstance(error, IntegrityError) for error in errors):
+                raise errors[0]  # all of them: another version of this app has migrated the table
         else:
             totals = {window: (*found, _ends_us(sums[window])) for window, found in totals_of(sums).items()}
     return totals, _log(sums, refused) if refused else 0

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import connections, transaction
-from django.db.models import Q, QuerySet, Value
+from django.db.models import F, Q, QuerySet, Value
 from django.db.models.functions import Lower
 from django.utils import timezone
 from django.utils.module_loading import import_string
@@ -43,6 +43,8 @@ MAX_NAME, _MOST_FOUND = 100, 1_000
 #: Texts that one query looks up: that of email addresses reads all users, because no index ignores case. Maximum
 #: length of the list of those that one text names.
 _TEXTS, _MOST_LISTED = 5_000, 500
+#: What no stored text has, and what databases' drivers raise errors for: NUL and lone surrogates.
+_UNSTORED = re.compile("[\0\ud800-\udfff]")
 #: Characters that a terminal may obey.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")
 _Result = TypeVar("_Result")
@@ -56,11 +58,11 @@ def find_accounts(texts: Iterable[str]) -> dict[str, dict[str, str]]:
     model: Any = get_user_model()
     login, mail = model._meta.get_field(model.USERNAME_FIELD), getattr(model, "EMAIL_FIELD", "")
     # Django sets EMAIL_FIELD where there is no such field, too.
-    has_mail = mail != login.name and any(field.name == mail for field in model._meta.concrete_fields)
+    has_mail = any(field.name == mail for field in model._meta.concrete_fields)
     users = model._base_manager.using(policy_alias(model)).order_by("pk")
-    users = users.annotate(ratequota_mail=Lower(mail) if has_mail else Value(""))
+    users = users.annotate(ratequota_mail=F(mail) if has_mail else Value(""), ratequota_lower=Lower("ratequota_mail"))
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    asked = sorted({text for text in texts if "\x00" not in text})  # a database error in PostgreSQL's driver
+    asked = sorted({text for text in texts if not _UNSTORED.search(text)})
     for batch in in_batches(asked, _TEXTS):
         keys, logins, mails = (defaultdict[Any, list[str]](list) for _column in range(3))
         for text in batch:
@@ -71,10 +73,13 @@ def find_accounts(texts: Iterable[str]) -> dict[str, dict[str, str]]:
                     logins[login.to_python(text)].append(text)
                 if "@" in text:
                     mails[text.lower()].append(text)
-        chosen = Q(pk__in=keys) | Q((f"{login.name}__in", logins)) | Q(ratequota_mail__in=mails)
+        # As they are typed, too: SQLite puts no letters beyond ASCII in lower case.
+        typed = [text for same in mails.values() for text in same]
+        chosen = Q(pk__in=keys) | Q((f"{login.name}__in", logins))
+        chosen |= Q(ratequota_lower__in=mails) | Q(ratequota_mail__in=typed)
         for pk, name, address in users.filter(chosen).values_list("pk", login.name, "ratequota_mail"):
             # Compared again, because MariaDB ignores case and accents.
-            for text in (*keys[pk], *logins[name], *mails[address]):
+            for text in (*keys[pk], *logins[name], *mails[(address or "").lower()]):
                 found[text][f"user:{pk}"] = str(name)
     return found
 

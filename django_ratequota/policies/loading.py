@@ -106,7 +106,7 @@ def find_unverified() -> list[int]:
     kinds = {kind for kind in ("ip", *settings.identifiers) if not is_verified(kind)}
     counted = [*kinds, "caller"] if kinds.intersection(settings.caller) else [*kinds]
     kept = not_ended(RatePolicy.objects.filter(durable=True, counted_per__in=counted)).exclude(mode="off")
-    kept = kept.exclude(counted_per="caller", user__isnull=False).order_by("pk")
+    kept = kept.filter(user=None, subject="", subject_list=None).order_by("pk")
     found = [(pk, facts.read_rates(*rates)) for pk, *rates in kept.values_list("pk", "rates", "algorithm")]
     return [pk for pk, rates in found if any(getattr(rate, "calendar", "") for rate in rates)]
 

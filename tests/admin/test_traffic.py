@@ -80,13 +80,17 @@ def test_limits_are_named_to_those_who_may_see_their_policies(permission: str, a
     for _ in range(2):
         check_request(request_from(bob), scope="search")
     collector.flush()
-    page = client_of(permission).get(PAGE)
+    client = client_of(permission)
+    page = client.get(PAGE)
     sees = permission == "view_ratepolicy"
     found = {row[0]: row[1] for row in rows(page, "callers")}
     assert found["user alice"] == ("3 of 3 used search: 3/hour" if sees else "–")
     assert found["user bob"] == "1 of 1 used search: 1/day"
     refused = {row[2]: row[4] for row in rows(page, "refusals")}
     assert refused == {"user alice": "search: 3/hour" if sees else "–", "user bob": "search: 1/day"}
+    RatePolicy.objects.all().delete()
+    refused = {row[2]: row[4] for row in rows(client.get(PAGE), "refusals")}
+    assert refused["user alice"] == ("search: 3/hour" if sees else "–")
 
 
 def test_an_endpoint_is_selected_by_its_row(operator: Client, asked: User, search: Endpoint) -> None:

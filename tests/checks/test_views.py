@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +14,7 @@ from django.contrib import admin
 from django.core.checks import run_checks
 from django.http import HttpResponse
 from django.urls import path
+from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_POST
@@ -32,7 +35,7 @@ from django_ratequota.checks.views import (
 )
 from django_ratequota.compat.drf import AnonRateThrottle
 from django_ratequota.decorators import ratequota
-from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.models import Endpoint, Plan, RatePolicy, SubjectList
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.checks import ids
 
@@ -338,7 +341,12 @@ def test_concurrent_limits_for_all_clients_together_are_a_warning(
         RatePolicy.objects.create(
             endpoint=endpoints.get(name or ""), counted_per=counted_per, rates="3 concurrent, 9/min"
         )
-    RatePolicy.objects.create(endpoint=endpoints["one"], counted_per="ip", rates="1 concurrent", mode="log")
+    own = partial(RatePolicy.objects.create, endpoint=endpoints["one"], counted_per="ip", rates="1 concurrent")
+    own(mode="log")
+    own(starts_at=timezone.now() + timedelta(days=1))
+    own(subject="ip:203.0.113.7")
+    own(subject_list=SubjectList.objects.create(name="partners"))
+    own(plan=Plan.objects.create(name="Free", slug="free"))
     RatePolicy.objects.create(endpoint=endpoints["one"], counted_per="user", rates="9/min")
     found = check_shared_slots()
     assert ids(found) == ["W031"] * bool(expected)

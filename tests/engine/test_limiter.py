@@ -109,6 +109,19 @@ def test_the_binding_bucket_of_an_admitted_request_has_the_smallest_share_left(l
     assert decision.binding == decision.statuses[1]
 
 
+def test_of_two_limits_in_debt_the_first_is_the_tightest(limiter: Limiter) -> None:
+    """However deep the debts are: bucket algorithms do not tell theirs."""
+    buckets = [Bucket("user:1", Rate.parse(f"{rate} fixed_window")) for rate in ("1000/day", "10/min")]
+    done = limiter.check(buckets).charge(1000)
+    assert [status.debt for status in done.statuses] == [1, 991]
+    assert (done.binding, done.limit) == (done.statuses[0], 1000)
+
+
+def test_a_misspelled_attribute_of_a_decision_is_named_as_python_does(limiter: Limiter) -> None:
+    with pytest.raises(AttributeError, match="'Decision' object has no attribute 'alowed'"):
+        limiter.check([]).alowed  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_a_decision_tells_how_the_tightest_bucket_stands(limiter: Limiter) -> None:
     wide, tight = bucket("100/hour", scope="a"), bucket("20/min", scope="b")
     decision = limiter.check([wide, tight, bucket("1/hour", scope="c", mode="log")], 5)

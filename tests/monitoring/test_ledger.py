@@ -14,11 +14,11 @@ import pytest
 import time_machine
 from django.contrib.auth.models import AnonymousUser, User
 from django.core import mail
-from django.db import DatabaseError, DataError, OperationalError
+from django.db import DatabaseError, DataError, IntegrityError, OperationalError
 from django.test import RequestFactory
 from django.utils import timezone
 
-from django_ratequota import Bucket, Decision, Rate, check_request, monitoring
+from django_ratequota import Bucket, Decision, Rate, check_caller, check_request, monitoring
 from django_ratequota.engine.keys import counter_name
 from django_ratequota.exceptions import StoreError
 from django_ratequota.identifiers import header_key
@@ -125,6 +125,28 @@ def test_rows_of_made_up_names(ask: Ask, alice: User, settings: Any, path: str, 
         assert subjects == (kinds if durable or verified else kinds - {"kind"})
         assert ("unverified   policies " in run("status")) == bool(durable)
         QuotaWindow.objects.all().delete()
+
+
+def test_rows_of_kinds_without_a_function(settings: Any, checkpointing: None) -> None:
+    """Their values are what code passes on, such as the recipients that people type."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"recipient": None}}
+    RatePolicy.objects.create(rates="6/month", counted_per="recipient")
+    check_caller(identifiers={"recipient": "victim@example.com"})
+    assert (flush(), QuotaWindow.objects.count()) == (0, 0)
+
+
+def test_a_table_that_refuses_each_row_loses_none(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later version of this app may have added a column during a rolling deploy."""
+    RatePolicy.objects.update(rates="1000/month, 1000/day fixed_window")
+    ask()
+
+    def refuse(sums: Any) -> Any:
+        raise IntegrityError("NOT NULL constraint failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_rows, "add_once", refuse)
+        flush()
+    assert (flush(), QuotaWindow.objects.count()) == (2, 2)
 
 
 def test_nothing_is_kept_without_checkpoint_seconds_or_in_test_runs(

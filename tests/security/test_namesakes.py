@@ -32,6 +32,24 @@ def customer() -> User:
     return User.objects.create(username="bigco", email="ceo@bigco.example")
 
 
+def test_an_address_is_found_as_it_is_typed_and_in_lower_case() -> None:
+    """SQLite, and PostgreSQL with the locale C, put no letters beyond ASCII in lower case."""
+    customer = User.objects.create(username="bigco", email="JÖRG@Firma.example")
+    stranger = User.objects.create(username=customer.email)
+    assert find_accounts([customer.email])[customer.email].keys() == {f"user:{customer.pk}", f"user:{stranger.pk}"}
+
+
+def test_an_address_that_is_the_login_name_is_found_in_any_case(
+    customer: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(User, "USERNAME_FIELD", "email")
+    stranger = User.objects.create(username="other", email="CEO@bigco.example")
+    assert find_accounts(["CEO@bigco.example"])["CEO@bigco.example"].keys() == {
+        f"user:{customer.pk}",
+        f"user:{stranger.pk}",
+    }
+
+
 @pytest.fixture(params=["email", "email in capitals", "key"])
 def text(request: Any, customer: User) -> str:
     """What operators write, and a stranger has taken as his name."""

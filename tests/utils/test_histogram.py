@@ -92,6 +92,15 @@ def test_it_keeps_a_duration_for_a_minute_and_forgets_it_after_seventy_seconds()
         assert sum(minute) == 1, "what was returned does not change"
 
 
+def test_threads_that_read_the_clock_before_a_slice_began_keep_the_last_minute() -> None:
+    seconds = Seconds()
+    histogram = Histogram(seconds)
+    for second in range(1000, 1060, 10):
+        for seconds.now in (second + 0.1, second - 0.1, second + 0.2):
+            histogram.record(seconds() - 0.001)
+    assert sum(histogram.last_minute()) == 18
+
+
 # --- Several. ---
 
 

@@ -112,7 +112,9 @@ class TrafficPage(AdminPage):
         blocks = block_links(self.admin, request, pairs, "traffic")
         full = reply(lambda: tightest([top.caller for top in callers], endpoint))[0] or {}
         ids = [*(one.bucket.policy_id for one in full.values()), *(pk for one in refusals for pk in one.against)]
-        hidden = {pk for pk, one in policies_by_id(ids).items() if not self.admin.has_view_permission(request, one)}
+        visible = {pk for pk, one in policies_by_id(ids).items() if self.admin.has_view_permission(request, one)}
+        # A deleted one may have been any.
+        hidden = set[int]() if self.admin.sees_all_policies(request) else {pk for pk in ids if pk} - visible
         return {
             "callers": [
                 {

@@ -152,10 +152,12 @@ def identifier_text(value: Any) -> str:
 def is_verified(kind: str) -> bool:
     """Whether the project has verified the subjects of this kind, so that no client can make up new ones.
 
-    Addresses are not, nor are IDENTIFIERS whose function has ``ratequota_verified = False``.
+    Addresses are not, nor are IDENTIFIERS whose function has ``ratequota_verified = False``, or that have none.
     """
-    path = settings.identifiers.get(kind)
-    return kind != "ip" and (path is None or getattr(import_string(path), "ratequota_verified", True))
+    if kind not in settings.identifiers:
+        return kind != "ip"
+    path = settings.identifiers[kind]
+    return path is not None and getattr(import_string(path), "ratequota_verified", True)
 
 
 def failed_kind(subject: str) -> str:
