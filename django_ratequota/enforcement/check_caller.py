@@ -19,7 +19,7 @@ from ..conf import settings
 from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
 from ..policies.matching import Where
-from ..policies.requests.caller import DescribedCaller, identifier_text
+from ..policies.requests.caller import DescribedCaller, identifier_text, stored_value
 from ..policies.requests.view_facts import scope_name
 from ..policies.resolver import Resolution
 from ..utils.addresses import Address
@@ -178,4 +178,4 @@ def _values(identifiers: Mapping[str, Any]) -> dict[str, str]:
         texts = {name: "" if value is None else identifier_text(value) for name, value in identifiers.items()}
     except TypeError as error:
         raise InvalidCaller(f"identifiers are texts or numbers: {error}") from None
-    return {name: text for name, text in texts.items() if text}
+    return {name: stored_value(text) for name, text in texts.items() if text}

@@ -106,7 +106,7 @@ class Caller:
         if kind not in self._values:
             path = settings.identifiers.get(kind)
             value = self._call(path) if path else None
-            self._values[kind] = value if value is None else short(value)
+            self._values[kind] = value if value is None else stored_value(value)
         return self._values[kind]
 
     def subject(self, counted_per: str, plan_id: int | None) -> str | None:
@@ -158,6 +158,14 @@ def is_verified(kind: str) -> bool:
         return kind != "ip"
     path = settings.identifiers[kind]
     return path is not None and getattr(import_string(path), "ratequota_verified", True)
+
+
+def stored_value(value: str) -> str:
+    """Return an identifier's value as subjects have it. One that is written like a digest is hashed, too.
+
+    Otherwise a client could write the digest of another one's value.
+    """
+    return short(f"\0{value}" if value.startswith("~") else value)
 
 
 def failed_kind(subject: str) -> str:
