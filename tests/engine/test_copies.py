@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 import pytest
 import redis
 
+from django_ratequota.engine import protocol
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.engine.rates import Rate
 from django_ratequota.engine.scripts import DECIDE
 from django_ratequota.engine.types import Bucket, Copies, Patterns
 from django_ratequota.store.commands import ScriptCall, ScriptPattern, encoded
-from django_ratequota.utils.bounded_cache import BoundedCache
 from tests.conftest import Clock
 
 SUBJECTS = ("user:1", "user:2", "ip:2001:db8::/64", "tenant:a b}c", "tenant:" + "é" * 300, "everyone")
@@ -75,8 +75,9 @@ def test_a_part_of_copies_is_plain() -> None:
     assert [type(one) for one in (own[:1], own[::-1], tuple(own))] == [tuple] * 3
 
 
-def test_many_costs_do_not_fill_the_memory(limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limiter.backend, "_shared", BoundedCache(50))
+def test_many_costs_do_not_fill_the_memory(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_CACHE_SIZE", 50)
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
     patterns = Patterns((bucket("100000/min"),))
     for cost in range(1, 200):
         limiter.decide(limiter._request("check", (), cost)._replace(buckets=copies(patterns, "user:1")))
