@@ -52,7 +52,7 @@ def _note(counters: int) -> Any:
     """A ledger with the entries of this number of checks."""
     from django_ratequota.engine.rates import Rate
     from django_ratequota.engine.types import Bucket
-    from django_ratequota.monitoring.ledger import Entry, Ledger
+    from django_ratequota.ledger.book import Entry, Ledger
 
     ledger, rate, now_us = Ledger(), Rate.parse("10000/month"), time.time_ns() // 1000
     for number in range(counters):

@@ -39,10 +39,12 @@ class RateQuotaConfig(AppConfig):
 
         Called when ``process`` is first used, so that setting up Django imports none of it.
         """
+        from .ledger.book import ledger
         from .monitoring import alerts, collector, request_log, workers
         from .policies import cache
 
         process.policies, process.record, process.observe = cache.policies, collector.collector.record, alerts.observe
+        process.ledger = ledger
         request_log.connect()
         alerts.connect_receivers()
         if signals := sys.modules.get("celery.signals"):  # loaded in its workers

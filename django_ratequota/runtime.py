@@ -94,13 +94,16 @@ def _local_limiter() -> LocalLimiter:
 class Process:
     """The objects that every request goes through, as attributes: reaching one costs no call.
 
-    ``policies``, ``record`` and ``observe`` belong to layers above this one: the app's config sets them on first use.
+    ``policies``, ``record``, ``observe`` and ``ledger`` belong to layers above this one: the app's config sets them
+    on first use.
     """
 
     #: The current policies: a ``PolicyCache``.
     policies: Any
     #: Records a decision for statistics and returns the id of a refusal.
     record: Callable[..., str]
+    #: What this process is still to write to the database: a ``Ledger``.
+    ledger: Any
     #: Looks for buckets that a decision about so many units left nearly used up.
     observe: Callable[[Decision, int], None]
 
@@ -111,7 +114,7 @@ class Process:
         self.local_limiter = OncePerSettings(_local_limiter)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("policies", "record", "observe"):
+        if name not in ("policies", "record", "observe", "ledger"):
             raise AttributeError(name)
         config: Any = apps.get_app_config("django_ratequota")
         config.fill(self)

@@ -211,17 +211,18 @@ def _workers_end_with_their_test() -> Iterator[None]:
 
 @pytest.fixture
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
-    """Keep durable counts, and write them when the test calls ``ledger.flush``."""
+    """Keep durable counts, and write them when the test calls ``book.flush``."""
     from django_ratequota import monitoring
-    from django_ratequota.monitoring import ledger, outages
+    from django_ratequota.ledger import book
+    from django_ratequota.monitoring import outages
     from tests.support.threads import by_hand
 
-    by_hand(monkeypatch, ledger.writing, ledger.raising)
+    by_hand(monkeypatch, book.writing, book.raising)
     monkeypatch.setattr(monitoring, "writes_rows", True)
-    for noted in (ledger.ledger, outages.outages):  # what earlier tests have noted is not to be written either
+    for noted in (book.ledger, outages.outages):  # what earlier tests have noted is not to be written either
         noted.clear()
     yield
-    for noted in (ledger.ledger, outages.outages):
+    for noted in (book.ledger, outages.outages):
         noted.clear()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from django.utils.translation import gettext
 
 from ..conf import settings
+from ..ledger.rows import Totals
 from ..models import Endpoint, PolicyChange, QuotaWindow
-from ..monitoring.ledger_rows import Totals
 from ..operations.past_windows import Month, by_day, given_back, local_date
 from ..operations.recorded import policies_by_id
 from .formatting import day_text, moment, number_text, shown, when

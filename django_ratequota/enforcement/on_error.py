@@ -12,10 +12,11 @@ from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket
 from ..exceptions import InvalidRate, StoreError
-from ..monitoring import ledger
+from ..ledger import book
+from ..ledger.restoring import restore
+from ..monitoring import is_kept
 from ..monitoring.health import note_degraded
 from ..monitoring.outages import outages
-from ..monitoring.restoring import restore
 from ..policies.facts import PolicyFacts
 from ..policies.resolver import Resolution
 from ..runtime import process
@@ -32,11 +33,11 @@ def enforce(limiter: Limiter, resolution: Resolution, request: LimitRequest) -> 
     if resolution.blocked_by or denied_by:
         # It consumes nothing, but asks the store too: so it sees the change that lifts the block.
         request, sent = request._replace(mode="peek"), request._replace(buckets=(), costs=())
-    durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
+    durable = resolution.durable and bool(sent.buckets) and is_kept(limiter)
     try:
         decision = yield from limiter.ask(sent._replace(restore=restore) if durable else sent)
         if durable and decision.allowed and sent.mode != "peek":
-            ledger.note_charges(decision)
+            book.note_charges(decision)
     except StoreError as error:
         if sent.mode != "peek":
             note_degraded(error.reason, error)

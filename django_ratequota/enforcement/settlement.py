@@ -18,9 +18,10 @@ from django.http.multipartparser import MultiPartParserError
 from ..engine.decision import Charge, Charges, Decision, LimitRequest, Settler, charges_of, take_all
 from ..engine.limiter import Limiter
 from ..exceptions import StoreError
-from ..monitoring import ledger
+from ..ledger import book
+from ..ledger.restoring import restore
+from ..monitoring import is_kept
 from ..monitoring.health import note_degraded
-from ..monitoring.restoring import restore
 from ..policies.snapshot import Snapshot
 from ..utils.shielding import shielded
 from .step_runner import Step, arun, run
@@ -43,7 +44,7 @@ class StoreSettler(NamedTuple):
     def steps(self, request: LimitRequest) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for a check to run among its own."""
         limiter = self.limiter
-        kept = ledger.is_kept(limiter)
+        kept = is_kept(limiter)
         try:
             decision = yield from limiter.ask(request._replace(restore=restore if kept else None))
         except StoreError as error:
@@ -53,9 +54,9 @@ class StoreSettler(NamedTuple):
         if kept and request.charged:
             taken = (bucket for bucket in request.buckets if bucket.durable)
             now_us = decision.at_us or limiter.now_us
-            ledger.note([ledger.Entry(bucket, request.cost, request.charged.at_us, now_us) for bucket in taken])
+            book.note([book.Entry(bucket, request.cost, request.charged.at_us, now_us) for bucket in taken])
         elif kept:
-            ledger.note_charges(decision)
+            book.note_charges(decision)
         return decision
 
 

@@ -37,7 +37,7 @@ class UsageCount(UnrecordedModel):
 
 
 class QuotaWindow(UnrecordedModel):
-    """The units that one counter has charged and refunded in one window; both only grow (``monitoring.ledger``)."""
+    """The units that one counter has charged and refunded in one window; both only grow (``ledger``)."""
 
     class Period(models.TextChoices):
         DAY = "day", _("day")
@@ -137,7 +137,7 @@ class LedgerWriter(UnrecordedModel):
     """A process that adds to the ledger, and how many of its batches are in it: each is added exactly once."""
 
     id = models.UUIDField(_("writer"), primary_key=True, help_text=_("A random id of the worker."))
-    batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Number of batches in the ledger."))
+    batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Number of batches in the book."))
     written_at = models.DateTimeField(_("written at"), help_text=_("Time at which the last batch was added."))
 
     class Meta(UnrecordedModel.Meta):

@@ -26,7 +26,6 @@ from ..utils.histogram import BOUNDS
 from ..utils.log import logger
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
-from . import ledger
 from .packing import made
 from .records import digest
 from .workers import database_worker, redis_worker
@@ -108,8 +107,8 @@ def health() -> Health:
         errors=recent(),
         latency=limiter.latency.last_minute(),
         idle=limiter.latency.idle(),
-        written_until=ledger.ledger.written_until(),
-        set_aside=ledger.ledger.set_aside,
+        written_until=process.ledger.written_until(),
+        set_aside=process.ledger.set_aside,
         site=digest("site"),
         number=ids.number,
     )
@@ -210,7 +209,7 @@ def leave() -> None:
 
     Raises ``StoreError``.
     """
-    if _has_reported and database_worker.wait() and not ledger.ledger.waits():
+    if _has_reported and database_worker.wait() and not process.ledger.waits():
         limiter = default_limiter()
         Call(limiter.store).do(("DEL", workers_key(limiter.prefix, process_name())))
 

@@ -22,8 +22,8 @@ from ..conf import settings
 from ..runtime import process
 from ..utils import forks
 from ..utils.problems import note_problem
+from . import is_kept
 from .health import process_name
-from .ledger import is_kept
 from .workers import database_worker
 
 #: A decision by ``on_error`` after so long without one begins another outage.

@@ -18,8 +18,9 @@ from ..engine.protocol import MAX_BUCKETS
 from ..engine.slots import HeldSlot
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
+from ..ledger import book, restoring
 from ..models import PolicyChange
-from ..monitoring import ledger, restoring
+from ..monitoring import is_kept
 from ..monitoring.health import Health, health, reports
 from ..policies.limit_names import limit_name
 from ..policies.requests.caller import UNKNOWN, failed_kind
@@ -58,9 +59,9 @@ def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str =
     # In the order in which the ledger writes, so that rows are not locked crosswise.
     for subject, own in sorted(_by_subject(buckets), key=lambda group: counter_name(group[1][0])):
         statuses, at_us = peek(own).values(), limiter.now_us
-        kept = [status for status in statuses if status.bucket.durable and ledger.is_kept(limiter)]
+        kept = [status for status in statuses if status.bucket.durable and is_kept(limiter)]
         zone = limiter.time_zone
-        first_days = {one.bucket: ledger.window_of(one.bucket, at_us, zone).first_day for one in kept}
+        first_days = {one.bucket: book.window_of(one.bucket, at_us, zone).first_day for one in kept}
         with transaction.atomic(using=alias):
             was, now = (_states(statuses, given, first_days) for given in (0, units))
             write_counted(subject, action, before=was, after=now, reason=reason)
@@ -71,7 +72,7 @@ def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str =
                 # Each bucket's own units: else rates that count requests would keep theirs.
                 costs = (units,) * len(others)
                 limiter.decide(LimitRequest(mode="refund", buckets=others, cost=units, costs=costs))
-            refund = ledger.refund(limiter, [status.bucket for status in kept], units, at_us)
+            refund = book.refund(limiter, [status.bucket for status in kept], units, at_us)
             # Robust: the units are given back, so Redis failing now must not fail the request.
             transaction.on_commit(refund, using=alias, robust=True)
         before += statuses

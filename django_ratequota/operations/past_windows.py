@@ -20,8 +20,8 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..engine.keys import window_name
 from ..engine.rates import Rate
+from ..ledger.rows import Totals, limited_by
 from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
-from ..monitoring.ledger_rows import Totals, limited_by
 from ..policies.facts import to_datetime, to_us
 from ..policies.requests.caller import Caller, is_verified
 from .subjects import names_of

@@ -15,6 +15,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from django_ratequota.ledger import book
 from django_ratequota.models import (
     Endpoint,
     ListMember,
@@ -25,7 +26,7 @@ from django_ratequota.models import (
     RatePolicy,
     SubjectList,
 )
-from django_ratequota.monitoring import health, ledger
+from django_ratequota.monitoring import health
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import refusals
 from tests.support.operators import client_of
@@ -69,7 +70,7 @@ def fill(first: int, last: int) -> None:
             check_from(user, scope=endpoint.name)
     PolicyChange.objects.update(actor=root, reason=HOSTILE)
     collector.flush()
-    ledger.flush()
+    book.flush()
     health.report()
 
 

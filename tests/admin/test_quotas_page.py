@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_ratequota.admin.formatting import clock_and_wait
+from django_ratequota.ledger import book
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import ledger
 from tests.support.operators import client_of, text_of
 from tests.support.requests import check_from
 
@@ -29,7 +29,7 @@ CSV = f"{PAGE}?csv=1"
 def spend(user: Any, times: int, **more: Any) -> None:
     for _ in range(times):
         check_from(user, **more)
-    ledger.flush()
+    book.flush()
 
 
 def month() -> RatePolicy:

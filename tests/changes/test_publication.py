@@ -182,9 +182,9 @@ def test_without_autocommit_a_change_is_recorded_and_published_by_hand(manual: P
 
 def test_without_autocommit_the_ledger_commits_what_it_adds(manual: Process) -> None:
     manual.run("RatePolicy.objects.create(rates='5/month', counted_per='everyone'); transaction.commit(); limits()")
-    manual.run("from django_ratequota.monitoring import ledger; from django_ratequota.models import QuotaWindow")
+    manual.run("from django_ratequota.ledger import book; from django_ratequota.models import QuotaWindow")
     # The check has begun a transaction, in which PostgreSQL does not let the ledger commit.
-    manual.run("transaction.rollback(); ledger.flush(); transaction.rollback()")
+    manual.run("transaction.rollback(); book.flush(); transaction.rollback()")
     assert manual.run("answer = [w.used for w in QuotaWindow.objects.all()]") == [1]
 
 

@@ -23,9 +23,9 @@ from django_ratequota.engine.keys import bucket_key, counter_name, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.slots import Lease
 from django_ratequota.exceptions import NewerRevision, StoreError
+from django_ratequota.ledger import book
+from django_ratequota.ledger.book import window_of
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import ledger
-from django_ratequota.monitoring.ledger import window_of
 from django_ratequota.monitoring.traces import forget, traces_of
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.sansio import drive
@@ -576,7 +576,7 @@ def test_what_a_master_has_lost_is_restored_before_the_next_request(emptied: Clu
             return check_request(request_from(user), cost=cost).remaining
 
         assert ask(500) == 500
-        ledger.flush()
+        book.flush()
         assert ask(20) == 480
         owner(user).command("FLUSHALL")
         assert ask() == 479
@@ -586,7 +586,7 @@ def test_what_a_master_has_lost_is_restored_before_the_next_request(emptied: Clu
 _CUSTOMERS = """
 from django.test import override_settings
 from django_ratequota import check_request
-from django_ratequota.monitoring.ledger import ledger
+from django_ratequota.ledger.book import ledger
 from tests.project.views import request_from
 override_settings(RATEQUOTA={settings!r}).enable()
 User.objects.bulk_create(User(username=f"u{{number}}") for number in range(300))
@@ -597,7 +597,7 @@ def charge(users):
     return [check_request(request_from(user)).remaining for user in users]
 
 def is_due(users):
-    waiting = {{counter.partition("}}")[0] for counter, _ in ledger.due}}
+    waiting = {{counter.partition("}}")[0] for counter, _ in book.due}}
     return any(f"{{{{user:{{user.pk}}" in waiting for user in users)
 
 def written():

@@ -16,8 +16,8 @@ from django.urls import reverse
 
 from django_ratequota import check_request
 from django_ratequota.api import QuotaWindowSerializer, UsageHistoryView
+from django_ratequota.ledger.book import flush
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.ledger import flush
 from tests.project.views import request_from
 from tests.support.windows import counted
 

@@ -15,6 +15,7 @@ from django.test import Client
 
 from django_ratequota import check_request
 from django_ratequota.engine.keys import beginning
+from django_ratequota.ledger.book import flush
 from django_ratequota.models import (
     ListMember,
     Plan,
@@ -28,7 +29,6 @@ from django_ratequota.models import (
 from django_ratequota.monitoring import health
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.ledger import flush
 from django_ratequota.monitoring.packing import unpack_attempts
 from django_ratequota.operations.overrides import propose_block
 from tests.project.views import request_from

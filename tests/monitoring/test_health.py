@@ -18,8 +18,9 @@ from django_ratequota import Bucket, Rate, check_request
 from django_ratequota.engine import protocol
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import StoreError
+from django_ratequota.ledger import book
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import health, ledger
+from django_ratequota.monitoring import health
 from django_ratequota.monitoring.health import (
     REPORT_TTL,
     Health,
@@ -254,7 +255,7 @@ def test_it_waits_until_every_process_has_written_what_it_had(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_process_name(monkeypatch, FIRST)
-    monkeypatch.setattr(ledger.ledger, "written_until", lambda: next(until))
+    monkeypatch.setattr(book.ledger, "written_until", lambda: next(until))
     asked = time.time()
     until = iter([asked - 1, asked + 60])
     report()

@@ -22,10 +22,10 @@ from django_ratequota import Bucket, Decision, Rate, check_caller, check_request
 from django_ratequota.engine.keys import counter_name
 from django_ratequota.exceptions import StoreError
 from django_ratequota.identifiers import header_key
+from django_ratequota.ledger import book, rows
+from django_ratequota.ledger.book import Entry, flush
 from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import ledger, ledger_rows
 from django_ratequota.monitoring.health import process_name, report
-from django_ratequota.monitoring.ledger import Entry, flush
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.base import Call
@@ -69,7 +69,7 @@ def test_a_row_is_the_sum_of_what_was_charged_and_refunded(ask: Ask, alice: User
     assert (row.ends_at - row.starts_at).total_seconds() * 10**6 == status.window_us
     assert row.starts_at.day == row.ends_at.day == 1
     assert list(QuotaDay.objects.filter(counter=row.counter).values_list("charged", "refunded")) == [(112, 30)]
-    assert (flush(), ledger.ledger.raised) == (0, 0)
+    assert (flush(), book.ledger.raised) == (0, 0)
 
 
 def test_other_rates_than_calendar_windows_are_not_kept(ask: Ask) -> None:
@@ -144,7 +144,7 @@ def test_a_table_that_refuses_each_row_loses_none(ask: Ask, monkeypatch: pytest.
         raise IntegrityError("NOT NULL constraint failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_rows, "add_once", refuse)
+        patch.setattr(rows, "add_once", refuse)
         flush()
     assert (flush(), QuotaWindow.objects.count()) == (2, 2)
 
@@ -185,12 +185,12 @@ def test_a_row_that_the_database_refuses(
     for written in (41, 40):
         for one in (*others, poison):
             some = units if one is poison else 1
-            ledger.note([Entry(one, some, at_us), Entry(one, some, at_us, at_us)])
+            book.note([Entry(one, some, at_us), Entry(one, some, at_us, at_us)])
         assert flush() == written + len(expected)
     assert used() == sorted([(4, 0), *[(2, 2)] * 40, *expected])
     report()
     lost = 0 if expected else 16
-    assert ledger.ledger.set_aside == lost
+    assert book.ledger.set_aside == lost
     assert (f"these units are not recorded: {counter_name(poison)} of " in caplog.text) == bool(lost)
     line = f"ledger       the database refused rows with {lost} units, see the logs of {process_name()}\n"
     assert (line in run("status")) == bool(lost)
@@ -200,32 +200,32 @@ def test_a_subject_that_a_database_s_encoding_lacks_spoils_no_other_figure(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a letter of a client's name in latin1: nothing of its process was written any more."""
-    real = ledger_rows.add_once
+    real = rows.add_once
 
     def refuse(sums: Any) -> Any:
         if not all(part.bucket.subject.isascii() for parts in sums.values() for part in parts):
             raise DataError("Incorrect string value")
         return real(sums)
 
-    monkeypatch.setattr(ledger_rows, "add_once", refuse)
+    monkeypatch.setattr(rows, "add_once", refuse)
     decision = ask(4)
     bucket = replace(decision.statuses[0].bucket, subject="api_key:\U0001f600")
-    ledger.note([Entry(bucket, 4, decision.at_us)])
+    book.note([Entry(bucket, 4, decision.at_us)])
     assert (flush(), used()) == (2, [(4, 0), (4, 0)])
     assert QuotaWindow.objects.filter(subject="api_key:\U0001f600\0").exists()
 
 
 def test_a_connection_that_breaks_changes_no_name(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, errors = ledger_rows.add_once, [OperationalError(2006, "gone")]
+    real, errors = rows.add_once, [OperationalError(2006, "gone")]
 
     def fail_once(sums: Any) -> Any:
         if errors:
             raise errors.pop()
         return real(sums)
 
-    monkeypatch.setattr(ledger_rows, "add_once", fail_once)
+    monkeypatch.setattr(rows, "add_once", fail_once)
     decision = ask(4)
-    ledger.note([Entry(replace(decision.statuses[0].bucket, subject="api_key:ö"), 4, decision.at_us)])
+    book.note([Entry(replace(decision.statuses[0].bucket, subject="api_key:ö"), 4, decision.at_us)])
     assert (flush(), used()) == (0, [])
     assert (flush(), used()) == (2, [(4, 0), (4, 0)])
     assert QuotaWindow.objects.filter(subject="api_key:ö").exists()
@@ -241,7 +241,7 @@ def test_a_mail_to_memory_stops_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatc
 
 def test_without_figures_no_limiter_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command writes a last checkpoint, also in projects without Redis."""
-    monkeypatch.setattr(ledger, "default_limiter", lambda: pytest.fail("a limiter was made"))
+    monkeypatch.setattr(book, "default_limiter", lambda: pytest.fail("a limiter was made"))
     assert flush() == 0
 
 
@@ -252,7 +252,7 @@ def test_without_figures_no_limiter_is_made(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_batch_whose_commit_is_in_doubt_is_added_once(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    real = ledger.add
+    real = book.add
 
     def add(*args: Any) -> Any:
         if committed:
@@ -261,7 +261,7 @@ def test_a_batch_whose_commit_is_in_doubt_is_added_once(
 
     ask(3)
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "add", add)
+        patch.setattr(book, "add", add)
         assert flush() == 0
         ask(4)
         assert flush() == 0
@@ -271,7 +271,7 @@ def test_a_batch_whose_commit_is_in_doubt_is_added_once(
 
 def test_a_flush_ends_although_requests_go_on(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch left what had come meanwhile for another: a busy process wrote without pause."""
-    real, batches = ledger.add, list[int]()
+    real, batches = book.add, list[int]()
 
     def add(*args: Any) -> Any:
         batches.append(len(args[0]))
@@ -280,9 +280,9 @@ def test_a_flush_ends_although_requests_go_on(ask: Ask, monkeypatch: pytest.Monk
         return real(*args)
 
     ask(3)
-    monkeypatch.setattr(ledger, "add", add)
+    monkeypatch.setattr(book, "add", add)
     assert flush_all(), "what was noted before is written"
-    assert (batches, used(), ledger.ledger.waits()) == ([1], [(3, 0)], True)
+    assert (batches, used(), book.ledger.waits()) == ([1], [(3, 0)], True)
 
 
 def test_a_database_that_hangs_loses_no_requests(ask: Ask) -> None:
@@ -290,14 +290,14 @@ def test_a_database_that_hangs_loses_no_requests(ask: Ask) -> None:
     decision = ask()
     entry = Entry(decision.statuses[0].bucket, 1, decision.at_us)
     for _ in range(3):
-        ledger.note([entry] * 50_000)
-    assert len(ledger.ledger.entries) < 20_000
+        book.note([entry] * 50_000)
+    assert len(book.ledger.entries) < 20_000
     flush()
     assert used() == [(150_001, 0)]
 
 
 def test_of_too_many_counters_the_oldest_are_lost_and_the_log_says_so(caplog: Any) -> None:
-    own, bucket = ledger.Ledger(), Bucket("user:1", Rate.parse("9/day fixed_window"), durable=True)
+    own, bucket = book.Ledger(), Bucket("user:1", Rate.parse("9/day fixed_window"), durable=True)
     days = [(counter_name(bucket), date(2025, 1, 1) + timedelta(days=number)) for number in range(5)]
     january = 1_735_689_600 * 10**6
     for some in (range(60_000), range(60_000, 100_003)):
@@ -328,10 +328,10 @@ def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
 
 def test_a_server_that_fails_keeps_no_other_counters_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """One hung master of a Cluster took 10 s in each flush, and the counters behind its own were never raised."""
-    limiter, own, do = default_limiter(), ledger.Ledger(), Call.do
+    limiter, own, do = default_limiter(), book.Ledger(), Call.do
     buckets = [Bucket(f"user:{number}", Rate.parse("9/day fixed_window"), durable=True) for number in range(501)]
     at_us = limiter.charge(buckets[-1:], 1).at_us
-    bounds = ledger.window_of(buckets[0], at_us, limiter.time_zone)
+    bounds = book.window_of(buckets[0], at_us, limiter.time_zone)
     due = {(counter_name(bucket), bounds.first_day): (6, 0, bounds.ends_us) for bucket in buckets}
     own.owe(due)
     failures = [StoreError("timeout", "hung")]
@@ -353,7 +353,7 @@ def test_rows_are_written_in_one_order(ask: Ask) -> None:
     decision = ask()
     bucket, at_us = decision.statuses[0].bucket, decision.at_us
     others = [replace(bucket, subject=f"user:{name}") for name in "gacdfbe"]
-    ledger.note([Entry(other, 1, at_us) for other in others])
+    book.note([Entry(other, 1, at_us) for other in others])
     flush()
     for model in (QuotaWindow, QuotaDay):
         counters = list(model.objects.order_by("pk").values_list("counter", flat=True))
@@ -361,8 +361,8 @@ def test_rows_are_written_in_one_order(ask: Ask) -> None:
 
 
 def test_what_waits_is_late_while_it_cannot_be_written(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved, own = [time.time()], ledger.ledger
-    monkeypatch.setattr(ledger, "time", SimpleNamespace(time=lambda: moved[0]))
+    moved, own = [time.time()], book.ledger
+    monkeypatch.setattr(book, "time", SimpleNamespace(time=lambda: moved[0]))
 
     def later(seconds: int) -> int:
         moved[0] += seconds
@@ -374,7 +374,7 @@ def test_what_waits_is_late_while_it_cannot_be_written(ask: Ask, monkeypatch: py
     assert later(7) == 0, "nothing waits"
     ask()
     with monkeypatch.context() as context:
-        context.setattr(ledger, "add", fail)
+        context.setattr(book, "add", fail)
         flush()
         assert later(60) == 60, "it has never been able to write"
     flush()
@@ -397,7 +397,8 @@ from django.conf import settings
 django.setup()
 settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 3600}
 from django_ratequota import Bucket, Rate
-from django_ratequota.monitoring import collector, ledger, ledger_rows
+from django_ratequota.ledger import book, rows
+from django_ratequota.monitoring import collector
 from django_ratequota.monitoring.workers import redis_worker
 from django_ratequota.runtime import process
 
@@ -405,14 +406,14 @@ assert process.policies.current() is None  # as the first check does
 redis_worker.keep()
 
 def add(sums, *_):
-    written.append([ledger_rows.total_of(parts).charged for parts in sums.values()])
+    written.append([rows.total_of(parts).charged for parts in sums.values()])
     first.set()
     return {}, 0
 
 collector.counting.last = lambda: written.append("statistics")
-ledger.add, bucket = add, Bucket("user:1", Rate.parse("9/month"), durable=True)
+book.add, bucket = add, Bucket("user:1", Rate.parse("9/month"), durable=True)
 for units in (3, 4):
-    ledger.note([ledger.Entry(bucket, units, 1_763_702_400_000_000)])
+    book.note([book.Entry(bucket, units, 1_763_702_400_000_000)])
     assert first.wait(30)
 ends.send(sender=None)
 print(sorted(map(str, written)))

@@ -25,7 +25,7 @@ _WORK = """
 import random, threading
 from django.db import OperationalError, connection as database
 from django_ratequota import check_request
-from django_ratequota.monitoring import ledger, ledger_rows
+from django_ratequota.ledger import book, rows
 from tests.project.views import request_from
 from tests.support import spending
 
@@ -50,10 +50,10 @@ def work(seed, users, turns, log):
             decision.charge(units)
             log.append([user.username, "charged", units, 0])
         if turn % 5 == 0:
-            ledger.flush()  # as the thread does, and more often
+            book.flush()  # as the thread does, and more often
     database.close()
 
-add, add_once, failing, failed = ledger.add, ledger_rows.add_once, random.Random(SEED), [0, 0]
+add, add_once, failing, failed = book.add, rows.add_once, random.Random(SEED), [0, 0]
 
 def fail(at, chance):
     if failing.random() < chance:
@@ -70,7 +70,7 @@ def add_and_roll_back(*args):
     fail(0, 0.1)
     return totals
 
-ledger.add, ledger_rows.add_once = add_and_fail, add_and_roll_back
+book.add, rows.add_once = add_and_fail, add_and_roll_back
 users = list(User.objects.order_by("pk"))
 logs = [[] for _ in range(THREADS)]
 threads = [

@@ -22,8 +22,8 @@ from django_ratequota.enforcement.settlement import StoreSettler
 from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import window_key
 from django_ratequota.exceptions import StoreError
+from django_ratequota.ledger import book
 from django_ratequota.models import QuotaDay, QuotaWindow
-from django_ratequota.monitoring import ledger
 from django_ratequota.operations.counters import give_back
 from django_ratequota.operations.past_windows import Invoices
 from django_ratequota.runtime import process
@@ -55,7 +55,7 @@ class Simulation:
         self.anchors = {f"tenant:{number}": self.dice.choice([1, 1, 1, 15, 31]) for number in range(20)}
         #: The policy of each customer, whose limits are so many times the usual ones.
         self.policies = dict.fromkeys(self.anchors, 1)
-        self.processes = [ledger.Ledger() for _ in range(3)]
+        self.processes = [book.Ledger() for _ in range(3)]
         #: Units charged and refunded; the share of each process that is not written yet; of months, by day.
         self.log = {True: Counter[Window](), False: Counter[Window]()}
         self.unwritten: dict[int, list[tuple[bool, Window, Day, int]]] = defaultdict(list)
@@ -74,7 +74,7 @@ class Simulation:
         for _ in range(steps):
             self.clock.advance(self.dice.choice([0.2, 5, 600]))
             self.process = self.dice.randrange(3)
-            ledger.ledger = self.processes[self.process]
+            book.ledger = self.processes[self.process]
             chosen = self.dice.random()
             self.dice.choice(faulty if self.faults and chosen < 0.03 else rare if chosen < 0.1 else verbs)()
         for self.process in range(3):
@@ -159,8 +159,8 @@ class Simulation:
         self.clock.advance(self.dice.choice([3600, 86_400, 5 * 86_400]))
 
     def flush(self) -> None:
-        ledger.ledger = self.processes[self.process]
-        ledger.flush()
+        book.ledger = self.processes[self.process]
+        book.flush()
         self.unwritten[self.process].clear()
 
     # What goes wrong.
@@ -170,7 +170,7 @@ class Simulation:
         for charged, window, day, units in self.unwritten[self.process]:
             self.add(charged, window, day, -units, written=True)
         self.unwritten[self.process].clear()
-        self.processes[self.process] = ledger.Ledger()
+        self.processes[self.process] = book.Ledger()
         self.killed = True
 
     def lose_all(self) -> None:
@@ -208,7 +208,7 @@ class Simulation:
             self.settle()
 
     def fail_commit(self) -> None:
-        add, committed = ledger.add, self.dice.random() < 0.5
+        add, committed = book.add, self.dice.random() < 0.5
 
         def fail(*args: Any) -> Any:
             if committed:
@@ -216,9 +216,9 @@ class Simulation:
             raise OperationalError("the connection is gone")
 
         with self.patch.context() as patch:
-            patch.setattr(ledger, "add", fail)
-            ledger.flush()
-        ledger.flush()
+            patch.setattr(book, "add", fail)
+            book.flush()
+        book.flush()
         self.unwritten[self.process].clear()
 
     # The log.

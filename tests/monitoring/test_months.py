@@ -10,9 +10,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
+from django_ratequota.ledger.book import flush, window_of
+from django_ratequota.ledger.rows import Part, give_back
 from django_ratequota.models import Plan, PlanAssignment, QuotaDay, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.ledger import flush, window_of
-from django_ratequota.monitoring.ledger_rows import Part, give_back
 from django_ratequota.operations import counters
 from django_ratequota.operations.past_windows import Invoices
 from django_ratequota.runtime import process

@@ -16,9 +16,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Decision, check_request
 from django_ratequota.exceptions import StoreError
+from django_ratequota.ledger import book, restoring
+from django_ratequota.ledger.book import flush
 from django_ratequota.models import QuotaWindow, RatePolicy
-from django_ratequota.monitoring import ledger, restoring
-from django_ratequota.monitoring.ledger import flush
 from django_ratequota.monitoring.workers import redis_worker
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.counters import give_back, peek
@@ -68,9 +68,9 @@ def test_what_redis_lost_is_back_before_the_next_request_is_counted(ask: Ask, re
 
 def test_what_redis_lost_is_raised_by_no_older_row(ask: Ask, redis_client: redis.Redis) -> None:
     """A process that had to wait for Redis made the counter by its own last row, and no request restored it."""
-    late = ledger.Ledger()
-    bucket, entries = ask(4).statuses[0].bucket, ledger.ledger.entries
-    late.entries, ledger.ledger.entries = entries, late.entries
+    late = book.Ledger()
+    bucket, entries = ask(4).statuses[0].bucket, book.ledger.entries
+    late.entries, book.ledger.entries = entries, late.entries
     late.write(default_limiter().time_zone)
     ask(3)
     flush()
@@ -118,7 +118,7 @@ def test_without_the_database_requests_go_on(ask: Ask, lose: Lose, monkeypatch: 
         context.setattr(restoring, "totals_of", fail)
         assert ask().remaining == 9
     flush()
-    assert ledger.ledger.raised == 6
+    assert book.ledger.raised == 6
     assert ask().remaining == 2, "the next flush raises what was counted on without"
 
 
@@ -235,7 +235,7 @@ def test_rows_that_are_written_while_a_request_waits_are_restored(
     ask(4)  # not written yet
     redis_client.flushall()
     real = restoring._wait
-    monkeypatch.setattr(restoring, "_wait", lambda rows: (real(rows), ledger.write())[0])
+    monkeypatch.setattr(restoring, "_wait", lambda rows: (real(rows), book.write())[0])
     assert ask().remaining == 2
 
 
@@ -245,7 +245,7 @@ def test_an_alarm_that_rings_while_a_request_waits_reaches_it(
     """It was taken for a database that is too slow, and the request was counted from 0."""
     RatePolicy.objects.create(rates="10/month")
     check_request(request_from(alice))
-    ledger.flush()
+    book.flush()
     redis_client.flushall()
     over = threading.Event()
     monkeypatch.setattr(restoring, "totals_of", lambda _windows: over.wait(30) and {})

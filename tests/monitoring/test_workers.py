@@ -17,11 +17,12 @@ import redis
 from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import StoreError
+from django_ratequota.ledger import book
+from django_ratequota.ledger.book import Entry
 from django_ratequota.models import Outage, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import alerts, ledger, workers
+from django_ratequota.monitoring import alerts, workers
 from django_ratequota.monitoring.collector import collector, counting
 from django_ratequota.monitoring.health import report, reports
-from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.outages import outages
 from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.monitoring.workers import Job, Worker, database_worker, end, receivers_worker, redis_worker
@@ -262,7 +263,7 @@ class Hung:
         self._hanging: dict[str, threading.Event] = {}
 
     def database(self) -> None:
-        self._hang(ledger.writing, database_worker)
+        self._hang(book.writing, database_worker)
 
     def redis(self) -> None:
         self._hang(counting, redis_worker)
@@ -309,7 +310,7 @@ def test_a_database_that_hangs_delays_no_renewal_of_a_slot(hung: Hung, monkeypat
 
 def note_units(units: int) -> None:
     now_us = default_limiter().now_us
-    ledger.note([Entry(Bucket("user:1", Rate.parse("1000/month"), durable=True), units, now_us)])
+    book.note([Entry(Bucket("user:1", Rate.parse("1000/month"), durable=True), units, now_us)])
 
 
 def written() -> list[int]:
@@ -319,17 +320,17 @@ def written() -> list[int]:
 @pytest.mark.django_db(transaction=True)
 def test_a_redis_that_hangs_delays_no_row(hung: Hung, monkeypatch: pytest.MonkeyPatch) -> None:
     hung.redis()
-    monkeypatch.setattr(ledger.writing, "seconds", lambda: 0.01)
+    monkeypatch.setattr(book.writing, "seconds", lambda: 0.01)
     note_units(3)
     poll(lambda: written() == [3], 30, "the row")
-    assert ledger.ledger.due, "Redis is raised once it answers"
+    assert book.ledger.due, "Redis is raised once it answers"
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_receiver_that_hangs_delays_no_row(hung: Hung, monkeypatch: pytest.MonkeyPatch) -> None:
     """Receivers ran on the thread that writes rows: a slow one lost all of them at a clean exit."""
     hung.receivers()
-    monkeypatch.setattr(ledger.writing, "seconds", lambda: 0.01)
+    monkeypatch.setattr(book.writing, "seconds", lambda: 0.01)
     note_units(3)
     poll(lambda: written() == [3], 30, "the row")
 
@@ -428,7 +429,7 @@ def test_a_forked_process_reports_for_itself(redis_client: redis.Redis, fork: st
     assert run_python(FORKING.replace("FORK", fork), warnings="ignore::DeprecationWarning") == []
 
 
-#: A project whose rows are written at the end, or when ``ledger.flush`` is called.
+#: A project whose rows are written at the end, or when ``book.flush`` is called.
 ROWS = """
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "rows", "OPTIONS": {"timeout": 30}}}
 INSTALLED_APPS += ["django_ratequota"]
@@ -444,13 +445,13 @@ django.setup()
 from django.core.management import call_command
 from django_ratequota import Bucket, Rate, warm
 from django_ratequota.models import QuotaWindow
-from django_ratequota.monitoring import ledger
+from django_ratequota.ledger import book
 
-unit = ledger.Entry(Bucket("user:1", Rate.parse("1000/month"), durable=True), 1, time.time_ns() // 1000)
+unit = book.Entry(Bucket("user:1", Rate.parse("1000/month"), durable=True), 1, time.time_ns() // 1000)
 
 def spend(units):
     for _ in range(units):
-        ledger.note([unit])
+        book.note([unit])
 
 def charged():
     return sum(QuotaWindow.objects.values_list("charged", flat=True))
@@ -467,7 +468,7 @@ for _ in range(2):
     if not child:
         try:
             spend(20)
-            ledger.flush()
+            book.flush()
             os._exit(0)
         finally:
             os._exit(1)

@@ -13,9 +13,9 @@ from django.db import transaction
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.keys import counter_name
+from django_ratequota.ledger import book
+from django_ratequota.ledger.book import Entry
 from django_ratequota.models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import ledger
-from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.operations.near import correct
 from django_ratequota.operations.past_windows import InvoiceLine, Invoices, previous_month
@@ -54,8 +54,8 @@ def bucket_of(row: RatePolicy) -> Bucket:
 def note(row: RatePolicy, units: int, day: int, refunded: int = 0) -> None:
     """Charge on a day of October 2025, or refund on a later one."""
     charged, given = (datetime(2025, 10, at or 1, 12, tzinfo=UTC).timestamp() * 10**6 for at in (day, refunded))
-    ledger.ledger.entries.append(Entry(bucket_of(row), units, round(charged), round(given) if refunded else 0))
-    ledger.flush()
+    book.ledger.entries.append(Entry(bucket_of(row), units, round(charged), round(given) if refunded else 0))
+    book.flush()
 
 
 def lines(**chosen: Any) -> list[InvoiceLine]:
@@ -161,7 +161,7 @@ def test_a_reset_gives_back_what_each_plan_has_limited(limiter: Limiter, clock: 
     clock.now_us = round(datetime(2025, 10, 20, tzinfo=UTC).timestamp()) * 10**6
     for units, left in ((310, [("Free", "100/month", 40, 0)]), (None, [("Pro", "1000/month", 0, 0)])):
         with transaction.atomic():
-            ledger.refund(limiter, [bucket_of(pro)], units, clock.now_us)
+            book.refund(limiter, [bucket_of(pro)], units, clock.now_us)
         assert told(lines()) == left
     note(pro, 7, 25)
     assert told(lines()) == [("Pro", "1000/month", 7, 0)]
@@ -259,8 +259,8 @@ def test_the_key_of_a_day_names_its_policy() -> None:
     for flushed in (((pro, 3),), ((free, 4), (pro, 5))):
         for row, units in flushed:
             at_us = round(datetime(2025, 10, 5, tzinfo=UTC).timestamp()) * 10**6
-            ledger.ledger.entries.append(Entry(bucket_of(row), units, at_us))
-        ledger.flush()
+            book.ledger.entries.append(Entry(bucket_of(row), units, at_us))
+        book.flush()
     rows = QuotaDay.objects.order_by("policy_id").values_list("counter", "policy_id", "charged", "rate")
     counter = counter_name(bucket_of(free))
     assert list(rows) == [(counter, pro.pk, 8, "1000/month"), (counter, free.pk, 4, "100/month")]

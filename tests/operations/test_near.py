@@ -9,8 +9,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from django_ratequota.ledger.book import flush
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations.near import Chosen, Row, current_periods, near_rows
 from tests.support.commands import run
 from tests.support.requests import check_from

@@ -10,8 +10,8 @@ from django.contrib.auth.models import User
 from django_ratequota import Limiter, check_request
 from django_ratequota.changes.writer import changed_by
 from django_ratequota.engine.decision import Decision
+from django_ratequota.ledger.book import flush
 from django_ratequota.models import Plan, PlanAssignment, QuotaDay, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations import counters
 from django_ratequota.operations.past_windows import Month, by_day, given_back
 from django_ratequota.runtime import process

@@ -34,8 +34,9 @@ from django.utils.formats import date_format
 from mysite import views
 
 from django_ratequota import Limiter, notify
+from django_ratequota.ledger import book
 from django_ratequota.models import Endpoint, QuotaWindow
-from django_ratequota.monitoring import alerts, ledger
+from django_ratequota.monitoring import alerts
 from django_ratequota.operations.past_windows import by_day
 from django_ratequota.runtime import OncePerSettings, process
 from tests.support import server
@@ -178,7 +179,7 @@ class Traffic:
             if not self.request(endpoint):
                 break
         if self.dice.random() < 0.3:
-            ledger.flush()
+            book.flush()
 
     def request(self, endpoint: str) -> bool:
         """Make one; returns whether it is admitted."""
@@ -218,7 +219,7 @@ class Traffic:
     # What everybody sees.
 
     def compare(self) -> None:
-        ledger.flush()
+        book.flush()
         now, lines, endpoints = {}, {}, dict(Endpoint.objects.values_list("pk", "name"))
         for customer in self.customers:
             limits = {endpoint: self.limits[customer.plan_now(), endpoint][0] for endpoint in COSTS}
@@ -281,7 +282,7 @@ def main(typed: list[list[str]]) -> None:
         for command in typed[:3]:
             call_command(*command)
         process.limiter = OncePerSettings(partial(Limiter, clock=lambda: time.time_ns() // 1000))
-        for job in (ledger.writing, ledger.raising):  # which ``flush`` does
+        for job in (book.writing, book.raising):  # which ``flush`` does
             job.seconds = lambda: 0.0
         traffic = Traffic(clock)
         traffic.run()

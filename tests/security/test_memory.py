@@ -12,9 +12,9 @@ import pytest
 import redis
 from django.test import Client
 
+from django_ratequota.ledger.book import flush
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.ledger import flush
 from django_ratequota.utils.bounded_cache import BoundedCache
 
 pytestmark = [

@@ -14,8 +14,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import check_request
 from django_ratequota.engine.keys import short
+from django_ratequota.ledger.book import flush
 from django_ratequota.models import ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
-from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations.subjects import find_accounts
 from tests.project.views import request_from
 from tests.support.commands import run

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.changes.writer import changed_by
+from django_ratequota.ledger.book import flush
 from django_ratequota.models import (
     Endpoint,
     ListMember,
@@ -24,7 +25,6 @@ from django_ratequota.models import (
     SubjectList,
 )
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.ledger import flush
 from tests.project.settings import MIDDLEWARE
 
 pytestmark = [

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from django_ratequota import Decision, acheck_request, check_request
-from django_ratequota.monitoring import ledger
+from django_ratequota.ledger import book
 from tests.faults import poll
 from tests.project.views import request_from
 
@@ -59,8 +59,8 @@ def stop() -> list[tuple[bool, str, int, int]]:
 def flush_all() -> bool:
     """Write what this process has noted, also while another thread does; returns whether it is written."""
     began_at = time.time()
-    ledger.flush()
-    return ledger.ledger.written_until() >= began_at
+    book.flush()
+    return book.ledger.written_until() >= began_at
 
 
 def _note(decision: Decision) -> None:

@@ -112,7 +112,7 @@ def verbs(log: Log, ask_limiter: Callable[[int], Answer]) -> dict[str, Callable[
     from django.test import RequestFactory
 
     from django_ratequota import check_caller, check_request
-    from django_ratequota.monitoring import ledger
+    from django_ratequota.ledger import book
 
     from .site import ask_and_note
 
@@ -144,9 +144,9 @@ def verbs(log: Log, ask_limiter: Callable[[int], Answer]) -> dict[str, Callable[
         return partial(decision.__exit__, None, None, None)
 
     def flush(caller: int) -> Callable[[], object]:
-        ledger.flush()  # what an interrupted one has left
+        book.flush()  # what an interrupted one has left
         ask_and_note(caller, log)
-        return ledger.flush
+        return book.flush
 
     return {
         "check": check,
@@ -178,7 +178,7 @@ def running() -> int:
 
 def main(verb: str) -> None:
     django.setup()
-    from django_ratequota.monitoring import ledger
+    from django_ratequota.ledger import book
 
     from .site import ask as ask_policies
 
@@ -224,7 +224,7 @@ def main(verb: str) -> None:
             again.note(answer)
     if verb == "release":
         poll(lambda: not running(), SECONDS, "all slots are free")
-    ledger.flush()
+    book.flush()
     faulthandler.cancel_dump_traceback_later()
     found = {"lines": lines, "interrupted": interrupted, "swallowed": swallowed, "left open": left_open}
     print(json.dumps(found), flush=True)

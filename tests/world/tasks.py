@@ -13,7 +13,7 @@ from rq.timeouts import JobTimeoutException
 
 django.setup()
 
-from django_ratequota.monitoring import ledger  # noqa: E402
+from django_ratequota.ledger import book  # noqa: E402
 
 from .scene import Log  # noqa: E402
 from .site import ask, ask_and_note  # noqa: E402
@@ -31,9 +31,9 @@ def celery_task(caller: int) -> None:
 
 
 def rq_job(caller: int) -> None:
-    """RQ ends the process of a job by ``os._exit``, so the job writes the ledger."""
+    """RQ ends the process of a job by ``os._exit``, so the job writes the book."""
     check_rows(caller, JobTimeoutException)
-    ledger.flush()
+    book.flush()
 
 
 def check_rows(caller: int, limit: type[Exception]) -> None:

@@ -3,7 +3,7 @@
 A request appends its entries and waits for nothing. One thread adds the entries up and adds the sums to their rows,
 another raises the counters in Redis to the rows, in case Redis lost some or missed a refund. Sums and totals only
 grow, so nothing depends on the order in which processes write, and each step may be repeated but the addition, which
-``ledger_rows`` carries out exactly once. What a killed process had not written is missing, both ways.
+``rows`` carries out exactly once. What a killed process had not written is missing, both ways.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from uuid import UUID, uuid4
 
 from django.db import Error as DatabaseError
 
-from .. import monitoring
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow, calendar_window, local_day
 from ..engine.decision import Decision, charges_of
@@ -29,13 +28,13 @@ from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..exceptions import StoreError
+from ..monitoring.workers import database_worker, redis_worker
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..utils import forks
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
-from .ledger_rows import Part, Sums, Totals, Window, add, add_once, give_back, limited_by, total_of, totals_of
-from .workers import database_worker, redis_worker
+from .rows import Part, Sums, Totals, Window, add, add_once, give_back, limited_by, total_of, totals_of
 
 #: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
 _MOST = 100_000
@@ -212,11 +211,6 @@ class Ledger(forks.Renewed):
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
     """Return the window of a durable bucket around ``at_us``."""
     return calendar_window(bucket.rate.calendar or "day", at_us, zone, bucket.anchor)
-
-
-def is_kept(limiter: Limiter) -> bool:
-    """Whether counts are kept in the database: those of Redis are, if the setting says so."""
-    return bool(settings.checkpoint_seconds) and not limiter.store.absent and monitoring.writes_rows
 
 
 def note(entries: Iterable[Entry]) -> None:

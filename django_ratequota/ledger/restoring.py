@@ -23,14 +23,15 @@ from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
 from ..engine.types import Bucket
+from ..monitoring import is_kept
+from ..monitoring.workers import database_worker
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins, drive
 from ..utils.sansio import call as call_twin
-from . import ledger
-from .ledger_rows import NOTHING, Totals, Window, totals_of
-from .workers import database_worker
+from .book import ledger, window_of
+from .rows import NOTHING, Totals, Window, totals_of
 
 _Found = dict[Window, Totals]
 
@@ -44,7 +45,7 @@ def restore(buckets: Sequence[Bucket], at_us: int) -> Generator[Any, Any, None]:
     zone, bounds = limiter.time_zone, dict[Window, CalendarWindow]()
     for bucket in buckets:
         if bucket.durable:
-            around = ledger.window_of(bucket, at_us, zone)
+            around = window_of(bucket, at_us, zone)
             bounds[counter_name(bucket), around.first_day] = around
     why = "too slow"
     try:
@@ -61,7 +62,7 @@ def restore(buckets: Sequence[Bucket], at_us: int) -> Generator[Any, Any, None]:
 
 def peek(limiter: Limiter, call: Call, buckets: Sequence[Bucket]) -> Decision:
     """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
-    restored = restore if ledger.is_kept(limiter) else None
+    restored = restore if is_kept(limiter) else None
     steps = limiter.ask(LimitRequest(mode="peek", buckets=buckets, restore=restored))
     return drive(steps, lambda step: call_twin(step) if isinstance(step, Twins) else call.do(step))
 
@@ -97,7 +98,7 @@ def _read_all() -> None:
         # The thread's connection may have been idle for days.
         found = read_from(policy_alias(apps.get_model("django_ratequota", "QuotaWindow")), lambda: totals_of(windows))
         # Here, as this thread writes the rows: a batch between the two would be in neither.
-        for window, own in ledger.ledger.unwritten(windows, default_limiter().time_zone).items():
+        for window, own in ledger.unwritten(windows, default_limiter().time_zone).items():
             row = found.get(window, NOTHING)
             found[window] = Totals(row.charged + own.charged, row.refunded + own.refunded)
     except DatabaseError as error:
