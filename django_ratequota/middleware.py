@@ -1,6 +1,6 @@
 """Adds the rate limit headers to every response, and enforces every view with ENFORCE_ALL.
 
-It releases the slots of requests under rates such as ``20 concurrent``, see ``enforcement.slots``.
+It ends the checks of a request with its response, see ``enforcement.request_end``.
 
 With COUNT_UNCHECKED it also counts requests that views refuse before their check, see ``enforcement.unchecked``.
 """
@@ -14,9 +14,9 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 
 from .conf import settings
 from .enforcement.check_request import acheck_request, check_request
-from .enforcement.earlier_checks import CHECKS
+from .enforcement.earlier_checks import CHECKS, RequestChecks
+from .enforcement.request_end import aend, end, leave_to_body
 from .enforcement.settlement import RESERVED, asettle, settle
-from .enforcement.slots import aend, end, leave_to_body
 from .enforcement.step_runner import arun, run
 from .enforcement.unchecked import FirstCheck
 from .headers import add_headers
@@ -40,6 +40,7 @@ class RateQuotaMiddleware:
 
     def __call__(self, request: Any) -> Any:
         """Return the response, with the headers of the request's decision."""
+        vars(request).setdefault(CHECKS, RequestChecks()).watched = True
         if self._is_async:
             return self._acall(request)
         try:
@@ -93,16 +94,21 @@ def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
 
 def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:
     """Return the response that the request gets, once the checks that no view has finished are."""
-    checks = vars(request).get(CHECKS)
-    if checks is not None and checks.first is not None:
+    checks: RequestChecks = vars(request)[CHECKS]
+    if checks.first is not None:
         refused = yield Twins(run, arun, (checks.first.conclude(response.status_code),))
         if refused is not None:
             response = yield Twins(refusal_response, arefusal_response, (request, refused))
     if RESERVED in vars(request):
         yield Twins(settle, asettle, (request, response))
-    slots = None if checks is None else checks.slots
-    if slots is not None and not leave_to_body(request, response, slots):
-        yield Twins(slots.release, slots.arelease, ())
+    slots = checks.slots
+    if getattr(response, "streaming", False):
+        if slots is not None or checks.durable:
+            leave_to_body(request, response, checks)
+    else:
+        checks.ended = True
+        if slots is not None:
+            yield Twins(slots.release, slots.arelease, ())
     decision = getattr(request, "ratequota", None)
     if decision is not None:
         add_headers(response, decision, request)

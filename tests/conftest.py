@@ -217,7 +217,7 @@ def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) ->
     from django_ratequota.monitoring import outages
     from tests.support.threads import by_hand
 
-    by_hand(monkeypatch, book.writing, book.raising)
+    by_hand(monkeypatch, book.writing, book.dropping, book.raising)
     monkeypatch.setattr(monitoring, "writes_rows", True)
     for noted in (book.ledger, outages.outages):  # what earlier tests have noted is not to be written either
         noted.clear()

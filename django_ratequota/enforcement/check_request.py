@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from os import getpid
 from typing import Any
+from weakref import ref
 
 from django.db import Error as DatabaseError
 from django.dispatch import Signal
@@ -54,6 +55,7 @@ from .earlier_checks import (
     release_others,
 )
 from .on_error import enforce, without_store
+from .request_end import close
 from .settlement import reserve, store_settler
 from .slots import slots_of
 from .step_runner import Step, aread_user, arun, read_user, run, unless_down
@@ -289,9 +291,12 @@ class RequestCheck(Evaluation):
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True
                 return again(self.earlier, resolution.buckets)
-        slots = slots_of(self.http, self.checks) if resolution.concurrent and not self.independent else None
+        slots = slots_of(self.checks) if resolution.concurrent and not self.independent else None
+        self.checks.durable |= resolution.durable
+        if slots is not None or (resolution.durable and not self.checks.watched):
+            vars(self.http).setdefault("close", partial(close, ref(self.http), self.checks))
         request = self.request_for(buckets, revision, slots, costs)
-        decision = yield from enforce(self.limiter, resolution, request)
+        decision = yield from enforce(self.limiter, resolution, request, self.checks)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
         return decision

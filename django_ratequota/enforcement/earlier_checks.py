@@ -36,6 +36,10 @@ class RequestChecks:
     recorded: Recorded | None = None
     #: The slots that the checks have taken of concurrent buckets; None = of none.
     slots: Slots | None = None
+    #: Whether the request has ended, so that what its checks have charged is final.
+    ended = False
+    #: Whether the middleware notices that; and whether there are durable charges.
+    watched = durable = False
     #: The check before the view runs, until it is recorded, or another check builds on it.
     first: Any = None
 
@@ -43,6 +47,24 @@ class RequestChecks:
         """Add the decision of the next check."""
         self.first = None
         self.admitted = (*self.admitted, decision) if decision.allowed else ()
+
+    def end(self) -> None:
+        """End the request: its charges are final, and its slots are released."""
+        self.ended = True
+        if self.slots is not None:
+            self.slots.release()
+
+    async def aend(self) -> None:
+        """``end``, awaited; it goes on when the awaiting task is cancelled."""
+        self.ended = True
+        if self.slots is not None:
+            await self.slots.arelease()
+
+    def abandon(self) -> None:
+        """``end`` where nothing may wait: the thread releases the slots."""
+        self.ended = True
+        if self.slots is not None:
+            self.slots.abandon()
 
 
 def owed(

@@ -24,8 +24,13 @@ from ..utils.problems import note_problem
 from .step_runner import Step
 
 
-def enforce(limiter: Limiter, resolution: Resolution, request: LimitRequest) -> Generator[Step, Any, Decision]:
-    """Check the buckets in the store, or by ``on_error`` while it is unavailable. Raises ``NewerRevision``."""
+def enforce(
+    limiter: Limiter, resolution: Resolution, request: LimitRequest, checks: Any = None
+) -> Generator[Step, Any, Decision]:
+    """Check the buckets in the store, or by ``on_error`` while it is unavailable. Raises ``NewerRevision``.
+
+    ``checks`` are those of the request; durable counts hold what this one charges until they have ended.
+    """
     if len(request.buckets) > MAX_BUCKETS:
         request = _limit_number(request)
     denied_by = tuple(name for name, policy in resolution.unreadable if action_of(policy) == "deny")
@@ -37,7 +42,7 @@ def enforce(limiter: Limiter, resolution: Resolution, request: LimitRequest) -> 
     try:
         decision = yield from limiter.ask(sent._replace(restore=restore) if durable else sent)
         if durable and decision.allowed and sent.mode != "peek":
-            book.note_charges(decision)
+            book.note_check(decision, checks)
     except StoreError as error:
         if sent.mode != "peek":
             note_degraded(error.reason, error)

@@ -19,6 +19,7 @@ from ..engine.decision import Charge, Charges, Decision, LimitRequest, Settler, 
 from ..engine.limiter import Limiter
 from ..exceptions import StoreError
 from ..ledger import book
+from ..ledger.noted import Entry, Settled
 from ..ledger.restoring import restore
 from ..monitoring import is_kept
 from ..monitoring.health import note_degraded
@@ -51,12 +52,14 @@ class StoreSettler(NamedTuple):
             note_degraded(error.reason, error)
             # The work is done, so it is billed, and a later refund takes it first.
             decision = _unanswered(request, limiter.now_us, error.reason)
-        if kept and request.charged:
-            taken = (bucket for bucket in request.buckets if bucket.durable)
-            now_us = decision.at_us or limiter.now_us
-            book.note([book.Entry(bucket, request.cost, request.charged.at_us, now_us) for bucket in taken])
-        elif kept:
-            book.note_charges(decision)
+        if kept:
+            entries = book.entries_of(decision)
+            if charged := request.charged:
+                now_us = decision.at_us or limiter.now_us
+                taken = (bucket for bucket in request.buckets if bucket.durable)
+                entries = [Entry(bucket, request.cost, charged.at_us, now_us) for bucket in taken]
+            if entries or request.holds:
+                book.note((Settled(entries, request.holds),))
         return decision
 
 

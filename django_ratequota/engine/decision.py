@@ -67,6 +67,8 @@ class LimitRequest(NamedTuple):
     slots: SlotTaker | None = None
     #: The slot that it takes of each, set by ``slots``: its id, and how long its lease is (µs).
     slot: tuple[int, int] | None = None
+    #: The charges of checks that end with this charge or refund.
+    holds: tuple[Any, ...] = ()
 
     def units(self) -> tuple[int, ...]:
         """Return the units of each bucket, in the buckets' order."""
@@ -117,6 +119,8 @@ class Charge:
     level_us: int
     #: Charged by ``Decision.charge`` after the check: for work that was done, so no later refusal refunds it.
     settled: bool = False
+    #: The check's charges in the ledger, which may be open; None = they are in none.
+    hold: Any = None
 
     def take(self, units: int) -> None:
         """Subtract refunded units; in a queue the rest drains that much earlier, in a bucket at the same pace."""
@@ -183,20 +187,31 @@ class Decision:
             return made
 
     def __enter__(self) -> Decision:
-        """Return the decision; at the end of the ``with`` block its slots of concurrent rates are released."""
+        """Return the decision.
+
+        At the end of the ``with`` block its slots of concurrent rates are released, and its charges are final.
+        """
+        self._keep_open(True)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._keep_open(False)
         if self.slots is not None:
             self.slots.release()
 
     async def __aenter__(self) -> Decision:
         """``__enter__``, awaited."""
+        self._keep_open(True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._keep_open(False)
         if self.slots is not None:
             await self.slots.arelease()
+
+    def _keep_open(self, is_open: bool) -> None:
+        for hold in holds_of(self._charges or ()):
+            hold.is_open = is_open
 
     @property
     def degraded(self) -> bool:
@@ -325,7 +340,10 @@ class Decision:
             if more < 0:
                 return self._take(-more)
             charges.units += more
-        return [LimitRequest(mode="charge", buckets=buckets, cost=more)] if more else []
+        if not more:
+            self._keep_open(False)
+            return []
+        return [LimitRequest(mode="charge", buckets=buckets, cost=more, holds=holds_of(charges))]
 
     def _take(self, cost: int) -> list[LimitRequest]:
         charges = charges_of(self)
@@ -447,10 +465,16 @@ def charges_of(decision: Decision) -> Charges:
     return decision._charges
 
 
+def holds_of(charges: Iterable[Charge]) -> tuple[Any, ...]:
+    """Return the holds of the charges, each once."""
+    return tuple({id(charge.hold): charge.hold for charge in charges if charge.hold is not None}.values())
+
+
 def take(charges: Sequence[Charge], units: int) -> list[LimitRequest]:
     """Take ``units`` from each bucket's charges, the newest first; one refund for what was charged together."""
     left: dict[object, int] = {}
     together: dict[tuple[int, int, int, int], list[tuple[Bucket, int]]] = {}
+    holds = holds_of(charges)
     for charge in reversed(charges):
         wanted = left.get(charge.bucket.counter, units)
         taken = min(wanted, charge.units)
@@ -462,7 +486,8 @@ def take(charges: Sequence[Charge], units: int) -> list[LimitRequest]:
     requests = []
     for (at_us, taken, _, charged), of in together.items():
         buckets, levels_us = zip(*of, strict=True)
-        requests.append(LimitRequest("refund", buckets, taken, charged=Charged(at_us, levels_us, charged)))
+        whole = Charged(at_us, levels_us, charged)
+        requests.append(LimitRequest("refund", buckets, taken, charged=whole, holds=holds))
     return requests
 
 

@@ -1,9 +1,13 @@
 """The ledger: what calendar windows have charged and refunded, added to the database each second.
 
-A request appends its entries and waits for nothing. One thread adds the entries up and adds the sums to their rows,
-another raises the counters in Redis to the rows, in case Redis lost some or missed a refund. Sums and totals only
-grow, so nothing depends on the order in which processes write, and each step may be repeated but the addition, which
-``rows`` carries out exactly once. What a killed process had not written is missing, both ways.
+A request notes its units and waits for nothing. One thread adds these up and adds the sums to their rows, another
+raises the counters in Redis to the rows, in case Redis lost some or missed a refund. Sums and totals only grow, so
+nothing depends on the order in which processes write, and each step may be repeated but the addition, which
+``batches`` carries out exactly once.
+
+The rows are sums of checks that have ended. Next to them each row has the units of open ones, which are replaced and
+not added, so that nobody is billed for the reservations of a killed worker. What it had not written of checks that
+had ended is missing, both ways.
 """
 
 from __future__ import annotations
@@ -12,11 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import tzinfo
-from itertools import islice
+from itertools import chain, islice
 from os import getpid
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
+from weakref import ref
 
 from django.db import Error as DatabaseError
 
@@ -28,13 +34,18 @@ from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..exceptions import StoreError
+from ..monitoring import is_kept
 from ..monitoring.workers import database_worker, redis_worker
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..utils import forks
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
-from .rows import Part, Sums, Totals, Window, add, add_once, give_back, limited_by, total_of, totals_of
+from . import writers
+from .batches import add, drop_silent
+from .noted import Entry, Hold, Noted, Settled
+from .rows import Part, Row, Sums, Window, add_once, give_back, limited_by, rows_of, total_of
+from .writers import RENEWED_SECONDS, Levels
 
 #: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
 _MOST = 100_000
@@ -42,17 +53,6 @@ _MOST = 100_000
 _MANY = 10_000
 #: Rows of a batch, and counters that are raised at once.
 _BATCH = 500
-
-
-class Entry(NamedTuple):
-    """Units that were charged to a bucket, or refunded."""
-
-    bucket: Bucket
-    units: int
-    #: When they were charged, by the store's clock (µs): that names the window, of a refund too.
-    charged_us: int
-    #: When they were refunded (µs); 0 = they were charged.
-    refunded_us: int = 0
 
 
 class Ledger(forks.Renewed):
@@ -64,17 +64,22 @@ class Ledger(forks.Renewed):
     def clear(self) -> None:
         """Begin with nothing: the parent writes what it has noted, and a child is a writer of its own."""
         #: Appended to by requests, without a lock.
-        self.entries: deque[Entry] = deque()
+        self.entries: deque[Noted] = deque()
         #: Their sums, the oldest first, but for those of the batch.
         self._sums: Sums = {}
-        #: The entry that is being added up, its part, and what that part had charged and refunded before.
-        self._adding: tuple[Entry | None, Part | None, tuple[int, int]] = (None, None, (0, 0))
-        #: The number of the writer's last batch, and its sums, the same ones until it is known that they are added.
-        self._batch: tuple[int, Sums] = (0, {})
+        #: The charges of checks that are open, by identity, and their units by window.
+        self._open: dict[int, tuple[Hold, Sums]] = {}
+        self._levels: Levels = {}
+        #: What the writer's row says of these units, as far as this process knows: another may have dropped it.
+        self._told: Levels = {}
+        #: What is being carried out, to be carried out again if it was interrupted.
+        self._change: _Change | None = None
+        #: The writer's last batch, the same one until it is known that it is added.
+        self._batch = _Batch(0, {}, {})
         #: Drawn by the first flush: no two processes are one writer.
         self._writer: UUID | None = None
         self._lock, self._flushing = forks.lock(), forks.lock()
-        self._written_until = time.time()
+        self._written_until = self._told_at = time.time()
         #: What the store is still to be raised to.
         self.due: Raised = {}
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
@@ -92,13 +97,19 @@ class Ledger(forks.Renewed):
             began_at = time.time()
             self.add_up(zone)
             self._writer = self._writer or uuid4()
-            while (batch := self._next_batch())[1]:
-                number, sums = batch
-                totals, refused = add(sums, self._writer, number)
+            while (batch := self._next_batch()).sums:
+                totals, refused = add(batch.sums, self._writer, batch.number, batch.levels)
                 self.owe(totals)
                 self.set_aside += refused
-                self._batch = number, {}
+                if batch.levels:
+                    self._told = {window: units for window, units in (self._told | batch.levels).items() if units}
+                self._batch = _Batch(batch.number, {}, {})
+                self._told_at = began_at
                 rows += len(totals)
+            if self._told and began_at >= self._told_at + RENEWED_SECONDS:
+                if not writers.renew(self._writer):
+                    self._told = {}  # all of it is written the next time
+                self._told_at = began_at
             self._written_until = began_at
         return rows
 
@@ -143,24 +154,31 @@ class Ledger(forks.Renewed):
             self._written_until = now
         return self._written_until
 
-    def unwritten(self, windows: Iterable[Window], zone: tzinfo) -> dict[Window, Totals]:
-        """Return what this process is still to add to the windows, without the batch that is being added."""
+    def unwritten(self, windows: Iterable[Window], zone: tzinfo) -> dict[Window, Row]:
+        """Return what this process is still to add to the windows, without the batch that is being added.
+
+        Raises ``django.db.Error``.
+        """
         self.add_up(zone)
+        # Not what this process has told: its writer may have been dropped.
+        told = writers.levels_of(self._writer) if self._writer and self._told else {}
         with self._lock:
-            found = {window: self._sums.get(window) for window in windows}
-        return {window: total_of(parts) for window, parts in found.items() if parts}
+            found = {window: (self._sums.get(window, ()), self._levels.get(window, 0)) for window in windows}
+        rows = {window: Row(*total_of(parts), held - told.get(window, 0)) for window, (parts, held) in found.items()}
+        return {window: row for window, row in rows.items() if any(row)}
 
     def add_up(self, zone: tzinfo) -> None:
-        """Replace the entries by their sums."""
+        """Replace what was noted by its sums."""
         with self._lock:
-            entry, part, before = self._adding
-            if part is not None and self.entries and self.entries[0] is entry:  # interrupted before it was removed
-                part.charged, part.refunded = before
             self._detach()
+            if self._change is not None:
+                self._carry_out(self._change)
             for _ in range(len(self.entries)):
-                self._add(self.entries[0], zone)
-                self.entries.popleft()
-            self._adding = (None, None, (0, 0))
+                self._carry_out(self._change_by(self.entries[0], zone))
+            ended = [hold for hold, _sums in self._open.values() if not hold.is_held()]
+            if ended:
+                self._carry_out(self._change_by(Settled((), ended), zone))
+            self._levels = self._sum_up()
             while len(self._sums) > _MOST:
                 self._sums.pop(next(iter(self._sums)))
                 text = f"the database does not answer: of more than {_MOST} counters, the oldest are lost"
@@ -168,44 +186,103 @@ class Ledger(forks.Renewed):
 
     def waits(self) -> bool:
         """Whether anything waits to be written."""
-        with self._lock:  # an entry that is being added up waits, too
-            return bool(self.entries or self._sums or self._batch[1])
+        with self._lock:  # what is being added up waits, too
+            return bool(self.entries or self._sums or self._batch.sums)
 
-    def _next_batch(self) -> tuple[int, Sums]:
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written, and no check is open, nor was when it was last written."""
+        return not (self.waits() or self._open or self._told)
+
+    def _next_batch(self) -> _Batch:
         """Return the batch whose outcome is not known, else the next one; without sums where nothing is left."""
         with self._lock:
-            number, sums = self._batch
-            if self._sums and not sums:
-                self._batch = number + 1, dict(islice(self._sums.items(), _BATCH))
+            batch = self._batch
+            if self._sums and not batch.sums:
+                sums = dict(islice(self._sums.items(), _BATCH))
+                levels = {window: self._levels.get(window, 0) for window in sums}
+                changed = {window: units for window, units in levels.items() if units != self._told.get(window, 0)}
+                self._batch = _Batch(batch.number + 1, sums, changed)
             self._detach()
             return self._batch
 
     def _detach(self) -> None:
         """Remove the batch from what is still added up; the lock must be held."""
-        for window, parts in self._batch[1].items():
+        for window, parts in self._batch.sums.items():
             if self._sums.get(window) is parts:
                 del self._sums[window]
 
-    def _add(self, entry: Entry, zone: tzinfo) -> None:
-        bucket, units, charged_us, refunded_us = entry
+    def _change_by(self, item: Noted, zone: tzinfo) -> _Change:
+        """Return what an item changes; the lock must be held."""
+        if isinstance(item, Hold) and item.is_held():
+            return _Change(item, {}, (item, _summed(item, {}, zone)), ())
+        if isinstance(item, Settled):
+            holds = [hold for hold in item.holds if id(hold) in self._open]
+            entries = [*chain.from_iterable(holds), *item.entries]
+            return _Change(item, _summed(entries, self._sums, zone), None, tuple(map(id, holds)))
+        entries = item if isinstance(item, Hold) else [item]
+        return _Change(item, _summed(entries, self._sums, zone), None, ())
+
+    def _carry_out(self, change: _Change) -> None:
+        """Carry out a change; harmless twice, so that an interrupted one is repeated."""
+        self._change = change
+        self._sums |= change.sums
+        if change.opened is not None:
+            self._open[id(change.opened[0])] = change.opened
+        for closed in change.closed:
+            self._open.pop(closed, None)
+        if self.entries and self.entries[0] is change.item:
+            self.entries.popleft()
+        self._change = None
+
+    def _sum_up(self) -> Levels:
+        """Return the units of open checks by window, and have those windows written whose units have changed."""
+        levels: Levels = {}
+        for _hold, sums in self._open.values():
+            for window, parts in sums.items():
+                levels[window] = levels.get(window, 0) + total_of(parts).charged
+                if window not in self._sums and levels[window] != self._told.get(window, 0):
+                    self._sums[window] = [Part(parts[0].bucket, parts[0].bounds, parts[0].day)]
+        return levels
+
+
+class _Batch(NamedTuple):
+    """What one transaction adds: the sums, and the units of open checks in those windows where they have changed."""
+
+    number: int
+    sums: Sums
+    levels: Levels
+
+
+class _Change(NamedTuple):
+    """What an item changes: all parts of its windows as they are then, and which charges are open."""
+
+    item: Noted
+    sums: Sums
+    opened: tuple[Hold, Sums] | None
+    closed: tuple[int, ...]
+
+
+def _summed(entries: Iterable[Entry], before: Sums, zone: tzinfo) -> Sums:
+    """Return all parts of the entries' windows, those of before and what the entries add."""
+    sums = Sums()
+    for bucket, units, charged_us, refunded_us in entries:
         if not units:
-            return
+            continue
         bounds, day = window_of(bucket, charged_us, zone), local_day(refunded_us or charged_us, zone)
         window = counter_name(bucket), bounds.first_day
-        for part in self._sums.get(window, ()):
+        if window not in sums:
+            sums[window] = [replace(part) for part in before.get(window, ())]
+        for part in sums[window]:
             if part.day == day and part.bucket.policy_id == bucket.policy_id:
                 break
         else:
             part = Part(bucket, bounds, day)
-            if window in self._sums:
-                self._sums[window].append(part)
-            else:
-                self._sums[window] = [part]
-        self._adding = entry, part, (part.charged, part.refunded)
+            sums[window].append(part)
         if refunded_us:
             part.refunded += units
         else:  # a refund is of the rate that limited its charge
             part.bucket, part.charged = bucket, part.charged + units
+    return sums
 
 
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
@@ -213,20 +290,33 @@ def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
     return calendar_window(bucket.rate.calendar or "day", at_us, zone, bucket.anchor)
 
 
-def note(entries: Iterable[Entry]) -> None:
+def note(items: Iterable[Noted]) -> None:
     """Note what was charged to durable buckets, or refunded."""
     if database_worker.pid != getpid():  # first: a forked child begins with a ledger of its own
         database_worker.keep()
-    ledger.entries.extend(entries)
+    ledger.entries.extend(items)
     if len(ledger.entries) > _MANY:
         ledger.add_up(default_limiter().time_zone)
     if database_worker.ending and database_worker.wait(0):  # the project's exit handlers may be called after ours
         writing.do(write)
 
 
-def note_charges(decision: Decision) -> None:
-    """Note what a decision has just charged, each of several servers by its own clock."""
-    note([Entry(each.bucket, each.units, each.at_us) for each in charges_of(decision) if each.bucket.durable])
+def note_check(decision: Decision, checks: Any) -> None:
+    """Note what a check has just charged.
+
+    The charges are open until the request of ``checks`` has ended; None = they are final, outside of ``with``.
+    """
+    charges = [charge for charge in charges_of(decision) if charge.bucket.durable]
+    hold = Hold([Entry(charge.bucket, charge.units, charge.at_us) for charge in charges])
+    hold.is_open, hold.owner = checks is not None, None if checks is None else ref(checks)
+    for charge in charges:
+        charge.hold = hold
+    note((hold,))
+
+
+def entries_of(decision: Decision) -> list[Entry]:
+    """Return what a decision has charged to durable buckets, on each of several servers by its own clock."""
+    return [Entry(each.bucket, each.units, each.at_us) for each in charges_of(decision) if each.bucket.durable]
 
 
 def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us: int) -> Callable[[], object]:
@@ -241,9 +331,9 @@ def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us
         bounds = window_of(bucket, at_us, zone)
         sums[counter_name(bucket), bounds.first_day] = [Part(bucket, bounds, day)]
     # Locked, so that of two refunds at once the second finds what the first has left.
-    rows, limited = totals_of(sums, lock=True), limited_by(sums)
+    rows, limited = rows_of(sums, lock=True), limited_by(sums)
     for window, (own,) in sums.items():
-        totals[window] = (*rows.get(window, (0, 0)), own.bounds.ends_us)
+        totals[window] = rows.get(window, Row()).due(own.bounds.ends_us)
     found = drive(limiter.backend.raise_counters(totals), limiter.store.execute)
     for (window, parts), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
         own, used = parts[0], charged - refunded
@@ -273,7 +363,7 @@ def write() -> int:
     """Write what this process has noted; returns how many rows."""
     if forks.pid != getpid():
         forks.check()
-    if not ledger.waits():
+    if ledger.is_idle():
         return 0  # no limiter is made where nothing is counted, as in most commands
     try:
         rows = ledger.write(default_limiter().time_zone)
@@ -292,5 +382,16 @@ def raise_store() -> None:
 
 #: This process's own.
 ledger = Ledger()
+
+
+def drop() -> None:
+    """Refund what killed workers held."""
+    limiter = default_limiter()
+    if is_kept(limiter):
+        ledger.owe(drop_silent(local_day(limiter.now_us, limiter.time_zone)))
+        raising.soon()
+
+
 writing = database_worker.add("ledger", lambda: settings.checkpoint_seconds, write, last=write)
+dropping = database_worker.add("drop", lambda: RENEWED_SECONDS, drop)
 raising = redis_worker.add("raise", lambda: settings.checkpoint_seconds if ledger.due else 0.0, raise_store)

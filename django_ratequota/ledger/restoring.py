@@ -31,9 +31,9 @@ from ..utils.problems import note_problem
 from ..utils.sansio import Twins, drive
 from ..utils.sansio import call as call_twin
 from .book import ledger, window_of
-from .rows import NOTHING, Totals, Window, totals_of
+from .rows import Row, Window, rows_of
 
-_Found = dict[Window, Totals]
+_Found = dict[Window, Row]
 
 
 def restore(buckets: Sequence[Bucket], at_us: int) -> Generator[Any, Any, None]:
@@ -56,7 +56,7 @@ def restore(buckets: Sequence[Bucket], at_us: int) -> Generator[Any, Any, None]:
         note_problem("restoring", f"what Redis has lost could not be read from the ledger: {why}")
         return
     # A counter without a row is written as 0, so that its next request need not look.
-    raised: Raised = {window: (*rows.get(window, NOTHING), around.ends_us) for window, around in bounds.items()}
+    raised: Raised = {window: rows.get(window, Row()).due(around.ends_us) for window, around in bounds.items()}
     yield from limiter.backend.raise_counters(raised)
 
 
@@ -96,11 +96,10 @@ def _read_all() -> None:
     try:
         windows = set().union(*asked.values())
         # The thread's connection may have been idle for days.
-        found = read_from(policy_alias(apps.get_model("django_ratequota", "QuotaWindow")), lambda: totals_of(windows))
+        found = read_from(policy_alias(apps.get_model("django_ratequota", "QuotaWindow")), lambda: rows_of(windows))
         # Here, as this thread writes the rows: a batch between the two would be in neither.
         for window, own in ledger.unwritten(windows, default_limiter().time_zone).items():
-            row = found.get(window, NOTHING)
-            found[window] = Totals(row.charged + own.charged, row.refunded + own.refunded)
+            found[window] = Row(*map(sum, zip(found.get(window, Row()), own, strict=True)))
     except DatabaseError as error:
         for future in asked:
             future.set_exception(error)

@@ -9,22 +9,17 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from django.apps import apps
-from django.db import DatabaseError, DataError, IntegrityError, connections, transaction
-from django.utils import timezone
+from django.db import connections
 
-from ..changes.databases import committing, policy_alias
+from ..changes.databases import policy_alias
 from ..engine.calendar_windows import CalendarWindow
 from ..engine.keys import short
 from ..engine.protocol import Raised
 from ..engine.rates import Rate
 from ..engine.types import Bucket
 from ..policies.facts import to_datetime
-from ..utils.escaping import one_line
-from ..utils.log import logger
-from ..utils.problems import remember
 
 #: What names a row: its counter, and the first day of its calendar window.
 Window = tuple[str, date]
@@ -37,12 +32,23 @@ class Totals(NamedTuple):
     refunded: int
 
 
-NOTHING = Totals(0, 0)
+class Row(NamedTuple):
+    """The figures of a window in the database."""
+
+    #: By checks that have ended.
+    charged: int = 0
+    refunded: int = 0
+    #: The units of checks that are open, of all workers.
+    held: int = 0
+
+    def due(self, ends_us: int) -> tuple[int, int, int]:
+        """Return what Redis is raised to: units charged and refunded, and the window's end (µs)."""
+        return self.charged + self.held, self.refunded, ends_us
 
 
 @dataclass(slots=True)
 class Part:
-    """What is to be added to a window: what one policy charged and refunded on one day."""
+    """What is to be added to a window: what one policy charged and refunded on one day, of checks that have ended."""
 
     #: As it limited last.
     bucket: Bucket
@@ -50,12 +56,12 @@ class Part:
     day: date
     charged: int = 0
     refunded: int = 0
+    #: By how much the units of open checks have changed; of the first part alone.
+    held: int = 0
 
 
 #: The parts of each window; most have one.
 Sums = dict[Window, list[Part]]
-#: The windows whose rows the database refuses, and why.
-Refused = dict[Window, DatabaseError]
 
 
 def total_of(parts: Iterable[Part]) -> Totals:
@@ -77,17 +83,13 @@ def give_back(parts: list[Part], units: int, used: int, limited: Mapping[int, tu
     own.refunded = units
 
 
-#: What a statement adds up, and what it takes from charges alone; of all else, the newest counts.
-_ADDED, _OF_CHARGES = ("charged", "refunded"), ("policy_id", "rate", "limit")
+#: What a statement adds up, what it takes from charges alone, and what from refunds, too; of all else, the
+#: newest counts.
+_ADDED, _OF_CHARGES, _OF_BOTH = ("charged", "refunded", "held"), ("policy_id", "rate", "limit"), ("written_at",)
 _KEY = ("counter", "first_day")
 _RETURNED = ", ".join((*_KEY, *_ADDED))
 #: Most units that a total counts. Redis' numbers are exact up to here, and a hundred times as many fit ``percent``.
 _MOST_UNITS = 2**53 - 1
-#: What a database raises for values that it refuses: out of range, too long, or against a constraint.
-_REFUSALS = (DataError, IntegrityError)
-#: Those that MariaDB's drivers raise as ``OperationalError``: a malformed value, a division by 0, and a character
-#: that the table's encoding lacks.
-_REFUSAL_NUMBERS = {1292, 1365, 1366}
 #: The values of a part, in the order in which they are sent.
 _VALUES = (
     *(*_KEY, *_ADDED, "mixed", "starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id"),
@@ -105,66 +107,14 @@ _TYPES = {
 #: Model -> its columns, and those that name a row. Mixed comes before the policy, which MariaDB would else have
 #: replaced by then.
 _TABLES = {
-    "QuotaDay": ((*_KEY, "day", "policy_id", *_ADDED, "rate"), (*_KEY, "day", "policy_id")),
+    "QuotaDay": ((*_KEY, "day", "policy_id", "charged", "refunded", "rate"), (*_KEY, "day", "policy_id")),
     "QuotaWindow": (_VALUES[:-1], _KEY),
 }
 
 
-def add(sums: Sums, writer: UUID, batch: int) -> tuple[Raised, int]:
-    """Add the sums to the rows unless the writer's batch of this number is in them; returns the rows' totals.
-
-    Rows that the database refuses must not keep the others waiting: they are logged, and their units are returned,
-    too. Raises ``django.db.Error``; then nothing is known, and the same batch is to be added again.
-    """
-    refused: Refused = {}
-    with committing(_model("QuotaWindow")):
-        # First, as a transaction on SQLite has to begin with a write.
-        if _claim(writer, batch):
-            totals = _add_each(dict(sorted(sums.items())), refused)
-            errors = list(refused.values())
-            if len(errors) == len(sums) > 1 and all(isinstance(error, IntegrityError) for error in errors):
-                raise errors[0]  # all of them: another version of this app has migrated the table
-        else:
-            totals = {window: (*found, _ends_us(sums[window])) for window, found in totals_of(sums).items()}
-    return totals, _log(sums, refused) if refused else 0
-
-
-def _add_each(sums: Sums, refused: Refused) -> Raised:
-    """Add the sums but for those that the database refuses, which it finds by halving."""
-    try:
-        with transaction.atomic(using=policy_alias(_model("QuotaWindow"))):
-            return add_once(sums)
-    except DatabaseError as error:
-        if not isinstance(error, _REFUSALS) and _REFUSAL_NUMBERS.isdisjoint(error.args[:1]):
-            raise
-        refusal = error
-    items = list(sums.items())
-    if half := len(items) // 2:
-        return _add_each(dict(items[:half]), refused) | _add_each(dict(items[half:]), refused)
-    [(window, parts)] = items
-    subject = parts[0].bucket.subject
-    if subject.isascii():
-        refused[window] = refusal
-        return {}
-    # Perhaps it has a character that the table's encoding lacks, as all lack NUL: then its digest is written.
-    parts = [replace(part, bucket=replace(part.bucket, subject=short(f"{subject}\0"))) for part in parts]
-    return _add_each({window: parts}, refused)
-
-
-def _log(sums: Sums, refused: Refused) -> int:
-    """Log which units are in no row and are not tried again; returns how many they are."""
-    lost = [(*window, *total_of(sums[window])) for window in refused]
-    why = str(next(iter(refused.values()))).partition("\n")[0]  # further lines have the values
-    rows = "; ".join("{} of {}: {} charged, {} refunded".format(*one) for one in lost)
-    text = one_line(f"the database refuses rows of the ledger ({why}), these units are not recorded: {rows}")
-    remember("ledger", text)
-    logger.error("%s", text)  # not once a minute, as nothing else has these units
-    return sum(charged + refunded for _counter, _first_day, charged, refunded in lost)
-
-
 def add_once(sums: Sums) -> Raised:
     """Add the sums to the rows, in the caller's transaction; returns the rows' totals."""
-    alias = policy_alias(_model("QuotaWindow"))
+    alias = policy_alias(model_of("QuotaWindow"))
     now, totals = _instant(alias, time.time_ns() // 1000), Raised()
     # In one order, so that processes wait for each other's rows instead of deadlocking.
     ordered = sorted(sums.items())
@@ -176,31 +126,33 @@ def add_once(sums: Sums) -> Raised:
             rows = [json.dumps(values, separators=(",", ":"))]
             # The windows first: all code that locks rows begins with them.
             cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", rows)
-            for counter, first_day, charged, refunded in cursor.fetchall():
+            for counter, first_day, *added in cursor.fetchall():
                 window = counter, _date(first_day)
-                totals[window] = charged, refunded, _ends_us(sums[window])
+                totals[window] = Row(*added).due(sums[window][0].bounds.ends_us)
             if months:
                 cursor.execute(_statement(alias, "QuotaDay"), rows)
             ordered = [(window, parts[1:]) for window, parts in ordered if len(parts) > 1]
     return totals
 
 
-def totals_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window, Totals]:
-    """Return the totals of those windows that have a row; raises ``django.db.Error``.
+def rows_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window, Row]:
+    """Return the figures of those windows that have a row; raises ``django.db.Error``.
 
     ``lock`` keeps others from adding to the rows until the caller's transaction ends.
     """
     found = _of(windows, "QuotaWindow").values_list(*_KEY, *_ADDED).order_by(*_KEY if lock else ())
     if lock:
         found = found.select_for_update()
-    rows = {(counter, first_day): Totals(charged, refunded) for counter, first_day, charged, refunded in found}
-    return {window: totals for window, totals in rows.items() if window in windows}
+    rows = {(counter, first_day): Row(*added) for counter, first_day, *added in found}
+    return {window: row for window, row in rows.items() if window in windows}
 
 
 def limited_by(windows: Collection[Window]) -> dict[Window, dict[int, tuple[int, Rate]]]:
     """Return the units that each policy has limited of months, by their days, and its rate; the last one is last."""
     found: dict[Window, dict[int, tuple[int, Rate]]] = {}
-    days = _of(windows, "QuotaDay").order_by("day", "pk").values_list(*_KEY, *_ADDED, "policy_id", "rate")
+    days = (
+        _of(windows, "QuotaDay").order_by("day", "pk").values_list(*_KEY, "charged", "refunded", "policy_id", "rate")
+    )
     for counter, first_day, charged, refunded, policy, rate in days:
         policies = found.setdefault((counter, first_day), {})
         before = policies.pop(policy, (0, rate)) if charged else policies.get(policy, (0, rate))
@@ -211,17 +163,7 @@ def limited_by(windows: Collection[Window]) -> dict[Window, dict[int, tuple[int,
 def _of(windows: Collection[Window], name: str) -> Any:
     """Return a query of the windows' rows of the model, and perhaps of the same counters at other times."""
     counters, first_days = (set(of) for of in zip(*windows, strict=True)) if windows else ((), ())
-    return _model(name).objects.filter(counter__in=counters, first_day__in=first_days)
-
-
-def _claim(writer: UUID, batch: int) -> bool:
-    """Note that the writer's batch is in the ledger; returns whether it was not."""
-    writers = _model("LedgerWriter").objects
-    if writers.filter(pk=writer, batches__lt=batch).update(batches=batch, written_at=timezone.now()):
-        return True
-    # It is, or the database has no such writer: it is new, or the rollup has forgotten it while it was idle.
-    named = {"batches": batch, "written_at": timezone.now()}
-    return bool(writers.get_or_create(pk=writer, defaults=named)[1])
+    return model_of(name).objects.filter(counter__in=counters, first_day__in=first_days)
 
 
 def _values(alias: str, counter: str, part: Part, now: str) -> tuple[object, ...]:
@@ -229,7 +171,7 @@ def _values(alias: str, counter: str, part: Part, now: str) -> tuple[object, ...
     bucket, rate = part.bucket, part.bucket.rate
     first_day, starts_at, ends_at = _texts(alias, part.bounds)
     return (
-        *(counter, first_day, min(part.charged, _MOST_UNITS), min(part.refunded, _MOST_UNITS), 0),
+        *(counter, first_day, min(part.charged, _MOST_UNITS), min(part.refunded, _MOST_UNITS), part.held, 0),
         *(starts_at, ends_at, rate.calendar),
         *(short(bucket.subject), bucket.policy_id, bucket.endpoint_id, str(rate), rate.capacity),
         *(now, str(part.day)),
@@ -241,7 +183,7 @@ def _statement(alias: str, name: str) -> str:
     """Return the statement that inserts rows of the model, or adds them to those of the same key."""
     connection = connections[alias]
     columns, key = _TABLES[name]
-    quote, table = connection.ops.quote_name, connection.ops.quote_name(_model(name)._meta.db_table)
+    quote, table = connection.ops.quote_name, connection.ops.quote_name(model_of(name)._meta.db_table)
     quoted = {column: quote(column) for column in columns}
     conflict, new = f"ON CONFLICT ({', '.join(quoted[column] for column in key)}) DO UPDATE SET", "EXCLUDED.{}"
     if connection.vendor == "postgresql":
@@ -257,17 +199,18 @@ def _statement(alias: str, name: str) -> str:
         conflict, new = "ON DUPLICATE KEY UPDATE", "VALUES({})"
     chosen = "true"
     if "day" in columns:  # months alone have days, and there 0 stands for no policy
-        chosen, read["policy_id"] = f"{read['period']} = 'month'", f"COALESCE({read['policy_id']}, 0)"
-    kept = f"CASE WHEN {new.format('charged')} > 0 THEN %s ELSE %s END"
-    changed = {
-        column: kept % (new.format(own), f"{table}.{own}") if column in _OF_CHARGES else new.format(own)
-        for column, own in quoted.items()
-    }
+        chosen = f"{read['period']} = 'month' AND {read['charged']} + {read['refunded']} > 0"
+        read["policy_id"] = f"COALESCE({read['policy_id']}, 0)"
+    changed = {column: new.format(own) for column, own in quoted.items()}
+    for replaced, added in ((_OF_CHARGES, ("charged",)), (_OF_BOTH, ("charged", "refunded"))):
+        some = " + ".join(new.format(quoted[column]) for column in added)
+        for column in quoted.keys() & set(replaced):
+            changed[column] = f"CASE WHEN {some} > 0 THEN {changed[column]} ELSE {table}.{quoted[column]} END"
     if "mixed" in quoted:
         policies = (f"COALESCE({one}, 0)" for one in (f"{table}.policy_id", new.format("policy_id")))
         changed["mixed"] = f"{table}.mixed OR {' <> '.join(policies)}"
     least = "MIN" if connection.vendor == "sqlite" else "LEAST"
-    for column in _ADDED:
+    for column in quoted.keys() & set(_ADDED):
         changed[column] = f"{least}({table}.{quoted[column]} + {new.format(quoted[column])}, {_MOST_UNITS})"
     changes = ", ".join(f"{quoted[column]} = {changed[column]}" for column in columns if column not in key)
     values = ", ".join(read[column] for column in columns)
@@ -286,14 +229,10 @@ def _instant(alias: str, at_us: int) -> str:
     return str(connections[alias].ops.adapt_datetimefield_value(to_datetime(at_us)))
 
 
-def _ends_us(parts: list[Part]) -> int:
-    return parts[0].bounds.ends_us
-
-
 def _date(value: Any) -> date:
     return date.fromisoformat(value) if isinstance(value, str) else value
 
 
-def _model(name: str) -> Any:
+def model_of(name: str) -> Any:
     # Not imported above, because check_request can be imported before Django is set up.
     return apps.get_model("django_ratequota", name)

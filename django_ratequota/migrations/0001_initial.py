@@ -171,6 +171,7 @@ class Migration(migrations.Migration):
                 ('id', models.UUIDField(help_text='A random id of the worker.', primary_key=True, serialize=False, verbose_name='writer')),
                 ('batches', models.PositiveBigIntegerField(help_text='Number of batches in the ledger.', verbose_name='batches')),
                 ('written_at', models.DateTimeField(help_text='Time at which the last batch was added.', verbose_name='written at')),
+                ('held', models.TextField(blank=True, help_text="Units of the worker's running requests by quota window, as JSON.", verbose_name='held')),
             ],
             options={
                 'verbose_name': 'ledger writer',
@@ -240,6 +241,7 @@ class Migration(migrations.Migration):
                 ('first_day', models.DateField(help_text='The day in TIME_ZONE on which the window began.', verbose_name='first day')),
                 ('charged', models.BigIntegerField(help_text='Admitted units, or requests if the rate is in requests.', verbose_name='charged')),
                 ('refunded', models.BigIntegerField(help_text='Charged units or requests that were refunded.', verbose_name='refunded')),
+                ('held', models.BigIntegerField(default=0, help_text='Units of requests that run. They are charged or refunded when these end.', verbose_name='held')),
                 ('used', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), help_text='Charged minus refunded units or requests.', output_field=models.BigIntegerField(), verbose_name='used')),
                 ('percent', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), '-', django.db.models.functions.math.Mod(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), models.F('limit'))), '/', models.F('limit')), help_text='Used part of the limit in whole percent.', output_field=models.BigIntegerField(), verbose_name='percent')),
                 ('mixed', models.BooleanField(default=False, help_text='Whether several policies have limited the counter. The days show the charges under each policy.', verbose_name='mixed')),

@@ -37,7 +37,10 @@ class UsageCount(UnrecordedModel):
 
 
 class QuotaWindow(UnrecordedModel):
-    """The units that one counter has charged and refunded in one window; both only grow (``ledger``)."""
+    """The units that one counter has charged and refunded in one window; both only grow (``ledger``).
+
+    They are of requests that have ended. Redis has those that are held by running ones as well.
+    """
 
     class Period(models.TextChoices):
         DAY = "day", _("day")
@@ -50,6 +53,9 @@ class QuotaWindow(UnrecordedModel):
         _("charged"), help_text=_("Admitted units, or requests if the rate is in requests.")
     )
     refunded = models.BigIntegerField(_("refunded"), help_text=_("Charged units or requests that were refunded."))
+    held = models.BigIntegerField(
+        _("held"), default=0, help_text=_("Units of requests that run. They are charged or refunded when these end.")
+    )
     used = models.GeneratedField(
         expression=F("charged") - F("refunded"),
         output_field=models.BigIntegerField(),
@@ -134,11 +140,17 @@ class QuotaDay(UnrecordedModel):
 
 
 class LedgerWriter(UnrecordedModel):
-    """A process that adds to the ledger, and how many of its batches are in it: each is added exactly once."""
+    """A process that adds to the ledger, and how many of its batches are in it: each is added exactly once.
+
+    If it is silent for ten minutes while it holds units, it was killed, and these are refunded.
+    """
 
     id = models.UUIDField(_("writer"), primary_key=True, help_text=_("A random id of the worker."))
-    batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Number of batches in the book."))
+    batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Number of batches in the ledger."))
     written_at = models.DateTimeField(_("written at"), help_text=_("Time at which the last batch was added."))
+    held = models.TextField(
+        _("held"), blank=True, help_text=_("Units of the worker's running requests by quota window, as JSON.")
+    )
 
     class Meta(UnrecordedModel.Meta):
         verbose_name = _("ledger writer")

@@ -172,7 +172,7 @@ class Worker(forks.Renewed):
 #: Waits for Redis. Slots come first, because their leases end.
 redis_worker = Worker("redis", "slots", "raise", "alerts", "statistics", "report")
 #: Waits for the database. Requests wait for what is restored.
-database_worker = Worker("database", "restore", "ledger", "outages")
+database_worker = Worker("database", "restore", "ledger", "drop", "outages")
 #: Runs the project's receivers of signals, which may wait for anything; it starts when a signal is due.
 receivers_worker = Worker("receivers", "receivers")
 

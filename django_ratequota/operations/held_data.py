@@ -19,6 +19,7 @@ from ..changes.writer import changed_by, field_values, in_batches, write_publica
 from ..engine.keys import beginning, own_keys, revision_key, subject_tag
 from ..engine.limiter import Limiter
 from ..engine.scripts import PURGE
+from ..ledger import writers
 from ..models import ListMember, PlanAssignment, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring import traces
 from ..runtime import default_limiter
@@ -50,11 +51,12 @@ def forget(subject: str) -> None:
         if _take_out(subject, mark):
             write_publication("ratequota forget")
         anonymous = Concat(Value(beginning(mark)), Substr("counter", len(beginning(subject)) + 1))
-        # Locked in the order in which the ledger writes, which begins with them, too.
+        # Locked in the order in which the ledger writes. Checks that are open now end under the subject's name.
+        writers.forget(set(_windows(subject).values_list("counter", flat=True)))
         list(_windows(subject).order_by("counter", "first_day").select_for_update())
         # The days first, as they are found by the windows.
         _days(subject).update(counter=anonymous)
-        _windows(subject).update(counter=anonymous, subject=mark)
+        _windows(subject).update(counter=anonymous, subject=mark, held=0)
     if not default_limiter().store.absent:
         traces.forget(subject)
 

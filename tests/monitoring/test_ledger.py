@@ -120,6 +120,7 @@ def test_rows_of_made_up_names(ask: Ask, alice: User, settings: Any, path: str, 
             request = RequestFactory().post("/", {"username": f"name{number}"}, headers=headers)
             request.META["REMOTE_ADDR"], request.user = f"203.0.{number}.1", AnonymousUser()
             check_request(request)
+            request.close()
         flush()
         subjects = {subject.partition(":")[0] for subject in QuotaWindow.objects.values_list("subject", flat=True)}
         assert subjects == (kinds if durable or verified else kinds - {"kind"})

@@ -96,8 +96,8 @@ def test_a_request_reads_nothing_itself_and_each_counter_once(
     RatePolicy.objects.update(rates="10/month, 9/week fixed_window, 8/day fixed_window")
     RatePolicy.objects.create(rates="100/month", counted_per="everyone")
     read: list[int] = []
-    real = restoring.totals_of
-    monkeypatch.setattr(restoring, "totals_of", lambda windows: read.append(len(windows)) or real(windows))
+    real = restoring.rows_of
+    monkeypatch.setattr(restoring, "rows_of", lambda windows: read.append(len(windows)) or real(windows))
     ask()
     lose()
     with CaptureQueriesContext(connection) as queries:
@@ -115,7 +115,7 @@ def test_without_the_database_requests_go_on(ask: Ask, lose: Lose, monkeypatch: 
         raise DatabaseError("gone")
 
     with monkeypatch.context() as context:
-        context.setattr(restoring, "totals_of", fail)
+        context.setattr(restoring, "rows_of", fail)
         assert ask().remaining == 9
     flush()
     assert book.ledger.raised == 6
@@ -127,8 +127,8 @@ def test_a_database_that_does_not_answer_delays_a_request_by_its_timeout(
 ) -> None:
     before = settings.RATEQUOTA
     settings.RATEQUOTA = {**before, "TIMEOUT": 0.05}
-    locked, real = threading.Event(), restoring.totals_of
-    monkeypatch.setattr(restoring, "totals_of", lambda windows: locked.wait(20) and real(windows))
+    locked, real = threading.Event(), restoring.rows_of
+    monkeypatch.setattr(restoring, "rows_of", lambda windows: locked.wait(20) and real(windows))
     began_at = time.monotonic()
     assert ask().remaining == 9
     assert time.monotonic() - began_at < 5
@@ -248,7 +248,7 @@ def test_an_alarm_that_rings_while_a_request_waits_reaches_it(
     book.flush()
     redis_client.flushall()
     over = threading.Event()
-    monkeypatch.setattr(restoring, "totals_of", lambda _windows: over.wait(30) and {})
+    monkeypatch.setattr(restoring, "rows_of", lambda _windows: over.wait(30) and {})
 
     def ring(*_: object) -> None:
         raise TimeoutError("the task's time is over")

@@ -282,7 +282,7 @@ def main(typed: list[list[str]]) -> None:
         for command in typed[:3]:
             call_command(*command)
         process.limiter = OncePerSettings(partial(Limiter, clock=lambda: time.time_ns() // 1000))
-        for job in (book.writing, book.raising):  # which ``flush`` does
+        for job in (book.writing, book.dropping, book.raising):  # which ``flush`` does
             job.seconds = lambda: 0.0
         traffic = Traffic(clock)
         traffic.run()

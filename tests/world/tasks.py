@@ -31,7 +31,7 @@ def celery_task(caller: int) -> None:
 
 
 def rq_job(caller: int) -> None:
-    """RQ ends the process of a job by ``os._exit``, so the job writes the book."""
+    """RQ ends the process of a job by ``os._exit``, so the job writes the ledger."""
     check_rows(caller, JobTimeoutException)
     book.flush()
 
