@@ -41,8 +41,8 @@ def enforce(
     durable = resolution.durable and bool(sent.buckets) and is_kept(limiter)
     try:
         decision = yield from limiter.ask(sent._replace(restore=restore) if durable else sent)
-        if durable and decision.allowed and sent.mode != "peek":
-            book.note_check(decision, checks)
+        if durable and sent.mode != "peek":
+            book.note_check(decision, sent, checks)
     except StoreError as error:
         if sent.mode != "peek":
             note_degraded(error.reason, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, DataError, IntegrityError, transaction
@@ -21,7 +21,8 @@ from ..utils.escaping import one_line
 from ..utils.log import logger
 from ..utils.problems import remember
 from . import rows, writers
-from .rows import Part, Sums, Window, model_of, rows_of, total_of
+from .notices import Notices, claim
+from .rows import Part, Row, Sums, Window, due, model_of, rows_of, total_of
 
 #: What a database raises for values that it refuses: out of range, too long, or against a constraint.
 _REFUSALS = (DataError, IntegrityError)
@@ -32,8 +33,18 @@ _REFUSAL_NUMBERS = {1292, 1365, 1366}
 Refused = dict[Window, DatabaseError]
 
 
-def add(sums: Sums, writer: UUID, batch: int, levels: Mapping[Window, int]) -> tuple[Raised, int]:
-    """Add the sums to the rows unless the writer's batch of this number is in them; returns the rows' totals.
+class Added(NamedTuple):
+    """What is known once a batch is in the rows."""
+
+    #: What Redis is to be raised to.
+    due: Raised
+    #: Units, charged or refunded, of rows that the database refuses.
+    set_aside: int
+    notices: Notices
+
+
+def add(sums: Sums, writer: UUID, batch: int, levels: Mapping[Window, int]) -> Added:
+    """Add the sums to the rows unless the writer's batch of this number is in them.
 
     ``levels`` are the units of the writer's open checks in those of the windows where they have changed.
     Rows that the database refuses must not keep the others waiting: they are logged, and their units are returned,
@@ -45,16 +56,17 @@ def add(sums: Sums, writer: UUID, batch: int, levels: Mapping[Window, int]) -> t
         if writers.claim(writer, batch):
             for window, units in writers.change(writer, levels).items() if levels else ():
                 sums[window][0].held = units
-            totals = _add_each(dict(sorted(sums.items())), refused)
+            found = _add_each(dict(sorted(sums.items())), refused)
             errors = list(refused.values())
             if len(errors) == len(sums) > 1 and all(isinstance(error, IntegrityError) for error in errors):
                 raise errors[0]  # all of them: another version of this app has migrated the table
         else:
-            totals = {window: row.due(sums[window][0].bounds.ends_us) for window, row in rows_of(sums).items()}
-    return totals, _log(sums, refused) if refused else 0
+            found = rows_of(sums)
+        notices = claim(sums, found)
+    return Added(due(found, sums), _log(sums, refused) if refused else 0, notices)
 
 
-def _add_each(sums: Sums, refused: Refused) -> Raised:
+def _add_each(sums: Sums, refused: Refused) -> dict[Window, Row]:
     """Add the sums but for those that the database refuses, which it finds by halving."""
     try:
         with transaction.atomic(using=policy_alias(model_of("QuotaWindow"))):
@@ -102,7 +114,7 @@ def drop_silent(today: date) -> Raised:
             for row in found:
                 if units := levels.get((row.counter, row.first_day)):
                     sums[row.counter, row.first_day] = [part_of(row, today, units, units, -units)]
-            totals |= rows.add_once(sums)
+            totals |= due(rows.add_once(sums), sums)
         if levels:
             logger.warning("a worker was killed: refunded the open requests of the ledger's writer %s", writer)
     return totals

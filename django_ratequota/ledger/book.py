@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import tzinfo
@@ -28,22 +28,24 @@ from django.db import Error as DatabaseError
 
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow, calendar_window, local_day
-from ..engine.decision import Decision, charges_of
+from ..engine.decision import Decision, LimitRequest, charges_of, without_room
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring import is_kept
+from ..monitoring.alerts import quota_threshold, send_claimed
 from ..monitoring.workers import database_worker, redis_worker
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..utils import forks
+from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
 from . import writers
 from .batches import add, drop_silent
-from .noted import Entry, Hold, Noted, Settled
+from .noted import Entry, Hold, Noted, Refusal, Settled
 from .rows import Part, Row, Sums, Window, add_once, give_back, limited_by, rows_of, total_of
 from .writers import RENEWED_SECONDS, Levels
 
@@ -53,6 +55,8 @@ _MOST = 100_000
 _MANY = 10_000
 #: Rows of a batch, and counters that are raised at once.
 _BATCH = 500
+#: Windows that are known to be used up.
+_MOST_USED_UP = 10_000
 
 
 class Ledger(forks.Renewed):
@@ -72,6 +76,8 @@ class Ledger(forks.Renewed):
         self._levels: Levels = {}
         #: What the writer's row says of these units, as far as this process knows: another may have dropped it.
         self._told: Levels = {}
+        #: Windows and limits of which it is told that they are used up: further refusals say nothing new.
+        self._used_up = BoundedCache[bool](_MOST_USED_UP)
         #: What is being carried out, to be carried out again if it was interrupted.
         self._change: _Change | None = None
         #: The writer's last batch, the same one until it is known that it is added.
@@ -98,14 +104,17 @@ class Ledger(forks.Renewed):
             self.add_up(zone)
             self._writer = self._writer or uuid4()
             while (batch := self._next_batch()).sums:
-                totals, refused = add(batch.sums, self._writer, batch.number, batch.levels)
-                self.owe(totals)
-                self.set_aside += refused
+                added = add(batch.sums, self._writer, batch.number, batch.levels)
+                self.owe(added.due)
+                self.set_aside += added.set_aside
+                send_claimed(added.notices.crossings)
+                for told in added.notices.told:
+                    self._used_up.put(told, True)
                 if batch.levels:
                     self._told = {window: units for window, units in (self._told | batch.levels).items() if units}
                 self._batch = _Batch(batch.number, {}, {})
                 self._told_at = began_at
-                rows += len(totals)
+                rows += len(added.due)
             if self._told and began_at >= self._told_at + RENEWED_SECONDS:
                 if not writers.renew(self._writer):
                     self._told = {}  # all of it is written the next time
@@ -217,9 +226,12 @@ class Ledger(forks.Renewed):
             return _Change(item, {}, (item, _summed(item, {}, zone)), ())
         if isinstance(item, Settled):
             holds = [hold for hold in item.holds if id(hold) in self._open]
-            entries = [*chain.from_iterable(holds), *item.entries]
-            return _Change(item, _summed(entries, self._sums, zone), None, tuple(map(id, holds)))
-        entries = item if isinstance(item, Hold) else [item]
+            settled = [*chain.from_iterable(holds), *item.entries]
+            return _Change(item, _summed(settled, self._sums, zone), None, tuple(map(id, holds)))
+        entries: Sequence[Entry | Refusal] = item if isinstance(item, Hold) else (item,)
+        if isinstance(item, Refusal):
+            window = counter_name(item.bucket), window_of(item.bucket, item.at_us, zone).first_day
+            entries = () if (window, item.bucket.rate.capacity) in self._used_up else entries
         return _Change(item, _summed(entries, self._sums, zone), None, ())
 
     def _carry_out(self, change: _Change) -> None:
@@ -262,10 +274,12 @@ class _Change(NamedTuple):
     closed: tuple[int, ...]
 
 
-def _summed(entries: Iterable[Entry], before: Sums, zone: tzinfo) -> Sums:
+def _summed(entries: Iterable[Entry | Refusal], before: Sums, zone: tzinfo) -> Sums:
     """Return all parts of the entries' windows, those of before and what the entries add."""
     sums = Sums()
-    for bucket, units, charged_us, refunded_us in entries:
+    for entry in entries:
+        refusal = isinstance(entry, Refusal)
+        bucket, units, charged_us, refunded_us = (*entry, 0) if refusal else entry
         if not units:
             continue
         bounds, day = window_of(bucket, charged_us, zone), local_day(refunded_us or charged_us, zone)
@@ -278,7 +292,9 @@ def _summed(entries: Iterable[Entry], before: Sums, zone: tzinfo) -> Sums:
         else:
             part = Part(bucket, bounds, day)
             sums[window].append(part)
-        if refunded_us:
+        if refusal:
+            part.bucket, part.refused = bucket, max(part.refused, units)
+        elif refunded_us:
             part.refunded += units
         else:  # a refund is of the rate that limited its charge
             part.bucket, part.charged = bucket, part.charged + units
@@ -301,11 +317,18 @@ def note(items: Iterable[Noted]) -> None:
         writing.do(write)
 
 
-def note_check(decision: Decision, checks: Any) -> None:
-    """Note what a check has just charged.
+def note_check(decision: Decision, request: LimitRequest, checks: Any) -> None:
+    """Note what a check has just charged, and the buckets that had no room, if anybody is to be told.
 
     The charges are open until the request of ``checks`` has ended; None = they are final, outside of ``with``.
     """
+    if quota_threshold.receivers and (refusing := without_room(decision)):
+        costs = dict(zip(request.buckets, request.units(), strict=True))
+        # A cost above the capacity, which never fits, does not mean that the limit is used up.
+        full = [one.bucket for one in refusing if one.bucket.durable and one.retry_after_us is not None]
+        note([Refusal(bucket, costs[bucket], decision.at_us) for bucket in full])
+    if not decision.allowed:
+        return
     charges = [charge for charge in charges_of(decision) if charge.bucket.durable]
     hold = Hold([Entry(charge.bucket, charge.units, charge.at_us) for charge in charges])
     hold.is_open, hold.owner = checks is not None, None if checks is None else ref(checks)

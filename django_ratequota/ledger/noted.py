@@ -20,6 +20,16 @@ class Entry(NamedTuple):
     refunded_us: int = 0
 
 
+class Refusal(NamedTuple):
+    """A request for which a bucket had no room."""
+
+    bucket: Bucket
+    #: Units that it asked for.
+    cost: int
+    #: When, by the store's clock (µs).
+    at_us: int
+
+
 class Hold(list[Entry]):
     """The charges of one check.
 
@@ -48,4 +58,4 @@ class Settled(NamedTuple):
 
 
 #: What a request may note.
-Noted = Entry | Hold | Settled
+Noted = Entry | Refusal | Hold | Settled

@@ -99,7 +99,8 @@ def _read_all() -> None:
         found = read_from(policy_alias(apps.get_model("django_ratequota", "QuotaWindow")), lambda: rows_of(windows))
         # Here, as this thread writes the rows: a batch between the two would be in neither.
         for window, own in ledger.unwritten(windows, default_limiter().time_zone).items():
-            found[window] = Row(*map(sum, zip(found.get(window, Row()), own, strict=True)))
+            row = found.get(window, Row())
+            found[window] = Row(row.charged + own.charged, row.refunded + own.refunded, row.held + own.held)
     except DatabaseError as error:
         for future in asked:
             future.set_exception(error)

@@ -40,6 +40,8 @@ class Row(NamedTuple):
     refunded: int = 0
     #: The units of checks that are open, of all workers.
     held: int = 0
+    #: The levels (%) of which somebody has been told, by limit, as JSON; "" = none.
+    notified: str = ""
 
     def due(self, ends_us: int) -> tuple[int, int, int]:
         """Return what Redis is raised to: units charged and refunded, and the window's end (µs)."""
@@ -58,10 +60,17 @@ class Part:
     refunded: int = 0
     #: By how much the units of open checks have changed; of the first part alone.
     held: int = 0
+    #: The highest cost for which the window had no room; 0 = it had.
+    refused: int = 0
 
 
 #: The parts of each window; most have one.
 Sums = dict[Window, list[Part]]
+
+
+def due(rows: Mapping[Window, Row], sums: Sums) -> Raised:
+    """Return what Redis is raised to by the rows of these sums."""
+    return {window: row.due(sums[window][0].bounds.ends_us) for window, row in rows.items()}
 
 
 def total_of(parts: Iterable[Part]) -> Totals:
@@ -87,7 +96,7 @@ def give_back(parts: list[Part], units: int, used: int, limited: Mapping[int, tu
 #: newest counts.
 _ADDED, _OF_CHARGES, _OF_BOTH = ("charged", "refunded", "held"), ("policy_id", "rate", "limit"), ("written_at",)
 _KEY = ("counter", "first_day")
-_RETURNED = ", ".join((*_KEY, *_ADDED))
+_READ = (*_KEY, *_ADDED, "notified")
 #: Most units that a total counts. Redis' numbers are exact up to here, and a hundred times as many fit ``percent``.
 _MOST_UNITS = 2**53 - 1
 #: The values of a part, in the order in which they are sent.
@@ -108,14 +117,14 @@ _TYPES = {
 #: replaced by then.
 _TABLES = {
     "QuotaDay": ((*_KEY, "day", "policy_id", "charged", "refunded", "rate"), (*_KEY, "day", "policy_id")),
-    "QuotaWindow": (_VALUES[:-1], _KEY),
+    "QuotaWindow": ((*_VALUES[:-1], "notified"), _KEY),
 }
 
 
-def add_once(sums: Sums) -> Raised:
-    """Add the sums to the rows, in the caller's transaction; returns the rows' totals."""
+def add_once(sums: Sums) -> dict[Window, Row]:
+    """Add the sums to the rows, in the caller's transaction; returns the rows."""
     alias = policy_alias(model_of("QuotaWindow"))
-    now, totals = _instant(alias, time.time_ns() // 1000), Raised()
+    now, found = _instant(alias, time.time_ns() // 1000), dict[Window, Row]()
     # In one order, so that processes wait for each other's rows instead of deadlocking.
     ordered = sorted(sums.items())
     with connections[alias].cursor() as cursor:
@@ -125,14 +134,12 @@ def add_once(sums: Sums) -> Raised:
             values = [_values(alias, counter, parts[0], now) for (counter, _), parts in ordered]
             rows = [json.dumps(values, separators=(",", ":"))]
             # The windows first: all code that locks rows begins with them.
-            cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", rows)
-            for counter, first_day, *added in cursor.fetchall():
-                window = counter, _date(first_day)
-                totals[window] = Row(*added).due(sums[window][0].bounds.ends_us)
+            cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {', '.join(_READ)}", rows)
+            found |= {(counter, _date(first_day)): Row(*row) for counter, first_day, *row in cursor.fetchall()}
             if months:
                 cursor.execute(_statement(alias, "QuotaDay"), rows)
             ordered = [(window, parts[1:]) for window, parts in ordered if len(parts) > 1]
-    return totals
+    return found
 
 
 def rows_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window, Row]:
@@ -140,10 +147,10 @@ def rows_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window, 
 
     ``lock`` keeps others from adding to the rows until the caller's transaction ends.
     """
-    found = _of(windows, "QuotaWindow").values_list(*_KEY, *_ADDED).order_by(*_KEY if lock else ())
+    found = _of(windows, "QuotaWindow").values_list(*_READ).order_by(*_KEY if lock else ())
     if lock:
         found = found.select_for_update()
-    rows = {(counter, first_day): Row(*added) for counter, first_day, *added in found}
+    rows = {(counter, first_day): Row(*row) for counter, first_day, *row in found}
     return {window: row for window, row in rows.items() if window in windows}
 
 
@@ -207,6 +214,7 @@ def _statement(alias: str, name: str) -> str:
         for column in quoted.keys() & set(replaced):
             changed[column] = f"CASE WHEN {some} > 0 THEN {changed[column]} ELSE {table}.{quoted[column]} END"
     if "mixed" in quoted:
+        read["notified"], changed["notified"] = "''", f"{table}.{quoted['notified']}"
         policies = (f"COALESCE({one}, 0)" for one in (f"{table}.policy_id", new.format("policy_id")))
         changed["mixed"] = f"{table}.mixed OR {' <> '.join(policies)}"
     least = "MIN" if connection.vendor == "sqlite" else "LEAST"

@@ -79,6 +79,9 @@ class QuotaWindow(UnrecordedModel):
             "Whether several policies have limited the counter. The days show the charges under each policy."
         ),
     )
+    notified = models.TextField(
+        _("notified"), blank=True, help_text=_("Levels in percent that were notified, by limit, as JSON.")
+    )
     # The fields below are from the latest sum; policy, rate and limit are from the latest one that charged anything.
     starts_at = models.DateTimeField(_("starts at"), help_text=_("Start of the window."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("End of the window."))

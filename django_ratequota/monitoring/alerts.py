@@ -6,7 +6,7 @@ A process sends at most ``_MOST_SENT`` signals per second. Other crossings wait 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
 from math import inf
@@ -20,13 +20,14 @@ from django.utils.module_loading import import_string
 from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.keys import statistics_key
-from ..engine.types import BucketStatus
+from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
-from ..runtime import default_limiter
+from ..runtime import default_limiter, process
 from ..store.base import Call
 from ..utils import forks
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
+from . import is_kept
 from .workers import receivers_worker, redis_worker
 
 #: Sent when a request left a bucket at 80 % or 100 % of its limit: ``level`` (80 or 100), ``status`` (the
@@ -93,8 +94,13 @@ def observe(decision: Decision, cost: int) -> None:
 
 
 def crossings(decision: Decision, cost: int) -> Iterator[Crossing]:
-    """Yield the levels that the buckets of a decision have reached, for a request of ``cost`` units."""
+    """Yield the levels that the buckets of a decision have reached, for a request of ``cost`` units.
+
+    Not those of limits that the database counts: they are judged there, without what is only reserved.
+    """
     for status in () if decision.degraded else decision.statuses:
+        if status.bucket.durable and is_kept(process.limiter()):
+            continue
         levels = _levels_reached(status)
         for level in levels:
             yield Crossing(level, status, status.bucket.rate.units(cost), decision.at_us, level == levels[-1])
@@ -137,18 +143,36 @@ def _enqueue(crossing: Crossing) -> None:
             return
         sent_us = crossing.sent_for_us
         limit = (crossing.status.bucket.policy_id, title)
-        own = _queue.get(limit, deque())
-        has_room = len(own) < _MAX_OF_LIMIT and (bool(own) or len(_queue) < _MAX_LIMITS)
-        if has_room:
-            own.append(crossing)
-            _queue[limit] = own
+        fits = has_room(crossing.status.bucket)
+        if fits:
+            _queue.setdefault(limit, deque()).append(crossing)
         else:
             sent_us = min(sent_us, _RETRY_US)
         _sent_until.put(name, at_us + sent_us)
-    if not has_room:
+    if not fits:
         note_problem("quota_threshold", f"quota_threshold: crossings of {title} are not sent, too many at once")
+    _keep_workers()
+
+
+def _keep_workers() -> None:
     redis_worker.keep()
     receivers_worker.keep()  # now, as a process that ends sends the rest on a thread that runs
+
+
+def has_room(bucket: Bucket) -> bool:
+    """Return whether a crossing of the limit may wait in the queue."""
+    own = _queue.get((bucket.policy_id, bucket.title))
+    return len(_queue) < _MAX_LIMITS if own is None else len(own) < _MAX_OF_LIMIT
+
+
+def send_claimed(crossings: Iterable[Crossing]) -> None:
+    """Queue crossings that nobody else sends."""
+    for crossing in crossings:
+        with _lock:
+            _queue.setdefault((crossing.status.bucket.policy_id, crossing.status.bucket.title), deque()).append(
+                crossing
+            )
+        _keep_workers()
 
 
 def send() -> None:
@@ -179,6 +203,8 @@ def deliver() -> None:
 
 def _claim(crossing: Crossing) -> bool:
     """Return whether no other process has sent it. True where Redis does not answer: twice is better than never."""
+    if crossing.status.bucket.durable and is_kept(process.limiter()):  # by its row
+        return True
     try:
         limiter = default_limiter()
         key = statistics_key(limiter.prefix, f"alert:{digest(*crossing.name)}")
