@@ -49,9 +49,11 @@ def check_caller(
 
     Each check is independent: it charges its whole cost, and a refusal refunds nothing. It holds its slots of rates
     such as ``20 concurrent`` to the end of ``with check_caller(...) as decision:``; without ``with``, until nothing
-    refers to the decision. Raises ``InvalidCaller``,
-    ``InvalidCost``, and ``TypeError`` for a scope that is no text. When Redis or the database fails, ``on_error``
-    decides.
+    refers to the decision. Its units are billed at once, or with the end of ``with``: so write ``with`` if you settle
+    them, or a worker that is killed before will have billed all of them.
+
+    Raises ``InvalidCaller``, ``InvalidCost``, and ``TypeError`` for a scope that is no text. When Redis or the
+    database fails, ``on_error`` decides.
     """
     check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
     return run(check.steps())

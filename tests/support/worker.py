@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -65,6 +66,12 @@ class Process:
         self._process.join(30)
         assert self._process.exitcode == 0
         return time.monotonic() - began_at
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process; wait for its end where that is SIGKILL."""
+        os.kill(self._process.pid or 0, number)
+        if number == signal.SIGKILL:
+            self._process.join(30)
 
     def close(self) -> None:
         self._process.terminate()
