@@ -248,12 +248,14 @@ class Ledger(forks.Renewed):
 
     def _sum_up(self) -> Levels:
         """Return the units of open checks by window, and have those windows written whose units have changed."""
-        levels: Levels = {}
+        levels, of = Levels(), dict[Window, Part]()
         for _hold, sums in self._open.values():
             for window, parts in sums.items():
                 levels[window] = levels.get(window, 0) + total_of(parts).charged
-                if window not in self._sums and levels[window] != self._told.get(window, 0):
-                    self._sums[window] = [Part(parts[0].bucket, parts[0].bounds, parts[0].day)]
+                of[window] = parts[0]
+        for window, part in of.items():
+            if levels[window] != self._told.get(window, 0):
+                self._sums.setdefault(window, [Part(part.bucket, part.bounds, part.day)])
         return levels
 
 

@@ -64,7 +64,7 @@ def forget_windows() -> int:
     Days stay until their month has ended, and of a month that several policies have limited as long as the month.
     """
     now, months, days = timezone.now(), settings.keep_quota_months, settings.keep_quota_days
-    deleted = _delete(LedgerWriter, Q(written_at__lt=now - timedelta(days=_WRITER_DAYS)))
+    deleted = _delete(LedgerWriter, Q(written_at__lt=now - timedelta(days=_WRITER_DAYS), held=""))
     if months:
         # All periods, named for the index that begins with them.
         ended = Q(period__in=QuotaWindow.Period.values, ends_at__lt=now - timedelta(days=31 * months))

@@ -260,8 +260,9 @@ def test_a_worker_that_is_silent_and_lives_is_billed_once(reserve: Any, redis_cl
 
 
 def test_a_worker_with_open_checks_writes_once_a_minute(reserve: Any) -> None:
-    reserve()
-    flush()
+    reserve(400)
+    reserve(600)
+    assert [flush(), flush()] == [1, 0], "what has not changed is not written again"
     wait_ten_minutes()
     flush()
     drop()
