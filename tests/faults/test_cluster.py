@@ -597,7 +597,7 @@ def charge(users):
     return [check_request(request_from(user)).remaining for user in users]
 
 def is_due(users):
-    waiting = {{counter.partition("}}")[0] for counter, _ in book.due}}
+    waiting = {{counter.partition("}}")[0] for counter, _ in ledger.due}}
     return any(f"{{{{user:{{user.pk}}" in waiting for user in users)
 
 def written():

@@ -399,6 +399,8 @@ django.setup()
 settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 3600}
 from django_ratequota import Bucket, Rate
 from django_ratequota.ledger import book, rows
+from django_ratequota.ledger.batches import Added
+from django_ratequota.ledger.notices import Notices
 from django_ratequota.monitoring import collector
 from django_ratequota.monitoring.workers import redis_worker
 from django_ratequota.runtime import process
@@ -409,7 +411,7 @@ redis_worker.keep()
 def add(sums, *_):
     written.append([rows.total_of(parts).charged for parts in sums.values()])
     first.set()
-    return {}, 0
+    return Added({}, 0, Notices([], set()))
 
 collector.counting.last = lambda: written.append("statistics")
 book.add, bucket = add, Bucket("user:1", Rate.parse("9/month"), durable=True)
