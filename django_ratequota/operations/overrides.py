@@ -153,7 +153,7 @@ def _network_of(address: str) -> list[str]:
 def propose_block(name: str) -> RatePolicy:
     """Return an unsaved block without an end, which starts now."""
     user_id = name.removeprefix("user:") if name.startswith("user:") else None
-    return RatePolicy(user_id=user_id, subject="" if user_id else name, rates=BLOCKED, starts_at=_this_second())
+    return RatePolicy(user_id=user_id, subject="" if user_id else name, rates=BLOCKED, starts_at=this_second())
 
 
 def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
@@ -175,13 +175,13 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
 
 def end_block(block: RatePolicy) -> None:
     """End the block now, and keep it for the history."""
-    now = _this_second()
+    now = this_second()
     block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
     block.save(update_fields=["ends_at"])
 
 
-def _this_second() -> datetime:
-    """Return the second that runs."""
+def this_second() -> datetime:
+    """Return the second that runs, by the clock that requests are checked with."""
     return to_datetime(_begun_second(process.limiter().now_us))
 
 

@@ -26,7 +26,7 @@ from ..changes.databases import saving
 from ..changes.validators import check_year, is_address_like, primary_key, visible
 from ..changes.writer import in_batches
 from ..models import ListMember, Plan, PlanAssignment, SubjectList
-from ..policies.facts import Assignment, UserEntry, assignment_facts, to_datetime, to_us
+from ..policies.facts import Assignment, UserEntry, as_stored, assignment_facts, to_us
 from .subjects import find_accounts, only_account
 from .texts import number_text
 
@@ -156,7 +156,7 @@ def _end(line: Line) -> datetime | None:
     if end is None:
         text = _("Enter the end as a day, such as until 2026-12-31, or as a time, such as until 2026-12-31 18:00.")
         raise ValidationError(text)
-    end = to_datetime(to_us(end if timezone.is_aware(end) else timezone.make_aware(end)))
+    end = as_stored(end)
     if end <= timezone.now():
         raise ValidationError(_("This end is in the past."))
     return end

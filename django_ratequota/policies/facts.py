@@ -340,6 +340,11 @@ def to_datetime(at_us: int) -> datetime:
     return aware if django_settings.USE_TZ else timezone.make_naive(aware)
 
 
+def as_stored(moment: datetime) -> datetime:
+    """Return a model field's value for a moment; a naive one is in the current time zone."""
+    return to_datetime(to_us(moment if timezone.is_aware(moment) else timezone.make_aware(moment)))
+
+
 def _network(subject: str) -> NetworkKey | None:
     if not subject.startswith("ip:"):
         return None
