@@ -101,7 +101,7 @@ def _plan(slug: str) -> Plan:
     plans: dict[str, Plan] = {plan.slug: plan for plan in Plan.objects.all()}
     if slug not in plans:
         words = {"slug": visible(slug), "known": ", ".join(plans)}
-        raise ValidationError(_("No plan has the slug %(slug)s. The slugs are: %(known)s."), params=words)
+        raise ValidationError(_("There is no plan with the slug %(slug)s. Known slugs: %(known)s."), params=words)
     return plans[slug]
 
 

@@ -211,7 +211,7 @@ def test_the_customer_is_a_user_or_a_subject() -> None:
 @pytest.mark.parametrize(
     ("customer", "fields", "message"),
     [
-        (ACME, {"plan": "gold"}, "No plan has the slug gold. The slugs are: free, max, pro."),
+        (ACME, {"plan": "gold"}, "There is no plan with the slug gold. Known slugs: free, max, pro."),
         ("user:4711", {}, "There is no such user."),
         ("acme", {}, "Enter kind:value, such as tenant:acme. The kind is one of tenant."),
         (ACME, {"anchor": 32}, "Ensure this value is less than or equal to 31."),

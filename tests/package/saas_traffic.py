@@ -24,7 +24,6 @@ import redis
 import time_machine
 import yaml
 from accounts.models import ApiKey, Membership, Organisation
-from accounts.quotas import subscribe
 from django.contrib.auth.models import User
 from django.core import mail
 from django.core.management import call_command
@@ -38,6 +37,7 @@ from django_ratequota.ledger import book
 from django_ratequota.models import Endpoint, QuotaWindow
 from django_ratequota.monitoring import alerts
 from django_ratequota.operations.past_windows import by_day
+from django_ratequota.quotas import assign
 from django_ratequota.runtime import OncePerSettings, process
 from tests.support import server
 from tests.support.reference_models import begins_month
@@ -72,6 +72,8 @@ class Customer:
     def __init__(self, row: Organisation) -> None:
         self.row, self.subject, self.anchor = row, f"organisation:{row.pk}", timezone.localdate().day
         self.plan, self.trial, self.is_warned = "free", BEGIN, False
+        #: When the planned cancellation takes effect.
+        self.leaves = END
         #: Endpoint, first day of the month, plan, day, units.
         self.log: list[tuple[str, date, str, date, int]] = []
         who, key = {"username": f"user{row.pk}", "password": f"secret-{row.pk}"}, f"key-{row.pk}"
@@ -85,7 +87,8 @@ class Customer:
         self.program.defaults["HTTP_X_API_KEY"] = key
 
     def plan_now(self) -> str:
-        return "pro" if timezone.now() < self.trial else self.plan
+        now = timezone.now()
+        return "pro" if now < self.trial else "free" if now >= self.leaves else self.plan
 
     def month(self) -> date:
         day = timezone.localdate()
@@ -127,7 +130,8 @@ class Traffic:
         self.customers = [Customer(names["acme"])]
 
     def run(self) -> None:
-        rare, sign_ups = [self.buy, self.cancel, self.try_out, self.reset, self.lose_redis], dict(SIGN_UPS)
+        rare = [self.buy, self.cancel, self.cancel_for_later, self.try_out, self.reset, self.lose_redis]
+        sign_ups = dict(SIGN_UPS)
         while timezone.now() < END:
             self.clock.shift(self.dice.choice([3600, 5 * 3600, 30 * 3600]))
             if sign_ups and timezone.localdate() >= min(sign_ups):
@@ -147,19 +151,26 @@ class Traffic:
 
     def sign_up(self, name: str) -> None:
         row = Organisation.objects.create(name=name, billing_email=f"{len(self.customers)}@example.com")
-        subscribe(row, "free", anchor=timezone.localdate().day)
+        assign(f"organisation:{row.pk}", "free", anchor=timezone.localdate().day)
         self.customers.append(Customer(row))
 
     def try_out(self) -> None:
         self.customer.trial = timezone.now() + timedelta(days=14)
-        subscribe(self.customer.row, "pro", ends_at=self.customer.trial)
+        assign(self.customer.subject, "pro", ends_at=self.customer.trial)
 
     def buy(self, plan: str = "pro") -> None:
-        subscribe(self.customer.row, plan)
-        self.customer.plan, self.customer.trial = plan, BEGIN
+        assign(self.customer.subject, plan)
+        self.customer.plan, self.customer.trial, self.customer.leaves = plan, BEGIN, END
 
     def cancel(self) -> None:
         self.buy("free")
+
+    def cancel_for_later(self) -> None:
+        if timezone.now() >= self.customer.leaves:
+            self.customer.plan = "free"
+        self.customer.leaves = self.customer.month_ends()
+        self.customer.trial = min(self.customer.trial, self.customer.leaves)
+        assign(self.customer.subject, "free", starts_at=self.customer.leaves)
 
     def reset(self) -> None:
         endpoint, which = self.dice.choice(list(COSTS)), f"organisation={self.customer.row.pk}"
