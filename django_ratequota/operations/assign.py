@@ -20,7 +20,7 @@ from .overrides import this_second
 from .subjects import find_accounts, only_account
 
 _NEVER = 2**63
-#: What becomes of each assignment; None = it is deleted.
+#: The customer's assignments, each with what becomes of it; None = it is deleted.
 _Left = Mapping[Assignment, Assignment | None]
 
 
@@ -38,11 +38,11 @@ def assign(
     ``customer`` is a user or a subject such as ``organisation:7`` or ``user:42``, ``plan`` a ``Plan`` or its slug.
     ``anchor`` is the day of the month on which monthly quotas begin, 1 to 31; None keeps the customer's day.
 
-    Earlier assignments end at ``starts_at``, and those that would begin later are dropped: a trial and a cancellation
-    for the end of the month, for example. An assignment with an end leaves what comes after it, so the customer then
-    returns to the plan that would have applied. If the customer is on the plan already, for as long as you ask, the
-    assignment in force is returned, and a webhook may therefore be repeated. The change takes effect with the next
-    request, and the history shows ``reason`` with it.
+    Without ``ends_at``, all other assignments of the customer end at ``starts_at``, and those that would begin later
+    are dropped, such as a cancellation for the end of the month. With ``ends_at``, as for a trial, this is true of
+    other assignments with an end, and then the plan applies that the customer would have had without the trial. If
+    the customer is on the plan already, for as long as you ask, that assignment is returned, so a call may be
+    repeated. The change takes effect with the next request, and the history shows ``reason`` with it.
 
     Raises ``ValidationError`` with what is wrong with the arguments, such as a slug that no plan has.
     """
@@ -52,7 +52,7 @@ def assign(
         now = this_second()
         new = PlanAssignment(
             **_owner(customer),
-            plan=plan if isinstance(plan, Plan) else _plan(plan),
+            plan_id=plan.pk if isinstance(plan, Plan) else _plan_id(plan),
             starts_at=now if starts_at is None else as_stored(starts_at),
             ends_at=None if ends_at is None else as_stored(ends_at),
             reason=reason,
@@ -63,23 +63,15 @@ def assign(
         rows: dict[Assignment, PlanAssignment] = {
             assignment_facts(row): row for row in stored.filter(user=new.user_id)
         }
-        wanted, before = assignment_facts(new), UserEntry(assignments=tuple(rows))
+        wanted = assignment_facts(new)
         left: _Left = {one: _left_of(one, wanted) for one in rows}
-        since_us, now_us = wanted.starts_us, to_us(now)
-        changes_us = max(since_us, now_us)
-        present = before.assignment(since_us)
-        if present is not None and _is_equal(rows[present], new):
-            kept = {**left, present: present}
-            if _lasts(kept, present, wanted) and _entry(kept.values()).anchor(changes_us) == before.anchor(
-                changes_us
-            ):
-                _write(rows, kept)
-                return rows[present]
-        left = _ended(left, since_us) if wanted.ends_us is None else _in_turn(left, wanted.ends_us)
+        present = UserEntry(assignments=tuple(rows)).assignment(wanted.starts_us)
+        if present is not None and _is_equal(rows[present], new) and _lasts(left, present, wanted, to_us(now)):
+            _write(rows, {**left, present: present})
+            return rows[present]
+        left = _ended(left, wanted.starts_us) if wanted.ends_us is None else _in_turn(left, wanted.ends_us)
         _write(rows, left)
-        day = before.anchor(max(since_us - 1, now_us))
-        if anchor is None and day and day != _entry([*left.values(), wanted]).anchor(changes_us):
-            new.anchor = day
+        new.anchor = anchor or _lost_day(left, wanted, to_us(now))
         new.save()
         return new
 
@@ -87,7 +79,7 @@ def assign(
 def _owner(customer: Any) -> dict[str, Any]:
     """Return the field of a ``PlanAssignment`` that says whose it is. Raises ``ValidationError``."""
     if isinstance(customer, get_user_model()):
-        return {"user": customer}
+        return {"user_id": customer.pk}
     if not isinstance(customer, str):
         raise TypeError(f"customer is a user or a subject such as 'tenant:acme', not {customer!r:.100}")
     if not customer.startswith("user:"):
@@ -96,9 +88,9 @@ def _owner(customer: Any) -> dict[str, Any]:
     return {"user_id": subject.removeprefix("user:")}
 
 
-def _plan(slug: str) -> Plan:
-    """Return the plan. Raises ``ValidationError`` with the slugs that there are."""
-    plans: dict[str, Plan] = {plan.slug: plan for plan in Plan.objects.all()}
+def _plan_id(slug: str) -> int:
+    """Return the key of the plan. Raises ``ValidationError`` with the slugs that there are."""
+    plans: dict[str, int] = dict(Plan.objects.values_list("slug", "pk"))
     if slug not in plans:
         words = {"slug": visible(slug), "known": ", ".join(plans)}
         raise ValidationError(_("There is no plan with the slug %(slug)s. Known slugs: %(known)s."), params=words)
@@ -126,10 +118,12 @@ def _is_equal(present: PlanAssignment, new: PlanAssignment) -> bool:
     return same and new.anchor in (None, present.anchor)
 
 
-def _lasts(left: _Left, present: Assignment, new: Assignment) -> bool:
-    """Whether the assignment, which is in force when the new one starts, is so until that ends."""
-    ends_us = new.ends_us or _NEVER
-    return all(_in_force(left, at) == present.id for at in _turns(left) if new.starts_us <= at < ends_us)
+def _lasts(left: _Left, present: Assignment, new: Assignment, now_us: int) -> bool:
+    """Whether the assignment in force at the start of the new one replaces it, if only the others change."""
+    kept = {**left, present: present}
+    ends_us, at_us = new.ends_us or _NEVER, max(new.starts_us, now_us)
+    same_day = _entry(left).anchor(at_us) == _entry(kept.values()).anchor(at_us)
+    return same_day and all(_in_force(kept, at) == present.id for at in _turns(kept) if new.starts_us <= at < ends_us)
 
 
 def _ended(left: _Left, at_us: int) -> _Left:
@@ -154,6 +148,12 @@ def _in_turn(left: _Left, at_us: int) -> _Left:
     ordered = sorted(together, key=lambda one: (one.starts_us, one.id))
     ids = sorted(one.id for one in together)
     return {**left, **{one: replace(together[one], id=pk) for one, pk in zip(ordered, ids, strict=True)}}
+
+
+def _lost_day(left: _Left, new: Assignment, now_us: int) -> int | None:
+    """Return the day on which months begin until now, or until the new one's start, if it changes then."""
+    day = _entry(left).anchor(max(new.starts_us - 1, now_us))
+    return day if day and day != _entry([*left.values(), new]).anchor(max(new.starts_us, now_us)) else None
 
 
 def _entry(assignments: Iterable[Assignment | None]) -> UserEntry:

@@ -98,6 +98,11 @@ HISTORIES: dict[str, tuple[list[Any], list[Any]]] = {
         [(1, "pro", None, None), (9, "free", 31, None), (20, "max", None, 40)],
         [("pro", 1, 20), ("free", 31, None), ("max", 20, 40)],
     ),
+    # The cancellation stays open: with an end, it would have applied before the trial on day 31.
+    "buys in a trial after a cancellation": (
+        [(1, "pro", None, None), (9, "free", 31, None), (20, "max", None, 40), (33, "pro", None, None)],
+        [("pro", 1, 20), ("free", 31, None), ("max", 20, 33), ("pro", 33, None)],
+    ),
     "tries within a longer contract": (
         [(1, "free", None, None), (2, "pro", None, 90), (20, "max", None, 40)],
         [("free", 1, None), ("pro", 2, 90), ("max", 20, 40)],
@@ -139,6 +144,15 @@ def test_histories(name: str, clock: Clock) -> None:
         assign(ACME, plan, starts_at=day(starts), ends_at=day(ends))
     found = PlanAssignment.objects.order_by("pk").values_list("plan__slug", "starts_at", "ends_at")
     assert [(slug, number(starts), number(ends)) for slug, starts, ends in found] == rows
+
+
+def test_assignments_that_go_on_after_a_trial_keep_their_precedence() -> None:
+    """Both then begin at the end of the trial, and of equal ones the last in the table applies."""
+    for slug, first, last in (("max", 15, 22), ("pro", 12, 30)):
+        plan = Plan.objects.get(slug=slug)
+        PlanAssignment.objects.create(subject=ACME, plan=plan, starts_at=day(first), ends_at=day(last))
+    assign(ACME, "free", starts_at=day(10), ends_at=day(17))
+    assert plans_at([9, 10, 16, 17, 21, 22, 29, 30]) == ["", "free", "free", "max", "max", "pro", "pro", ""]
 
 
 def test_who_upgrades_after_a_cancellation_stays_upgraded(clock: Clock) -> None:
