@@ -64,12 +64,15 @@ def assign(
             assignment_facts(row): row for row in stored.filter(user=new.user_id)
         }
         wanted = assignment_facts(new)
-        left: _Left = {one: _left_of(one, wanted) for one in rows}
         present = UserEntry(assignments=tuple(rows)).assignment(wanted.starts_us)
-        if present is not None and _is_equal(rows[present], new) and _lasts(left, present, wanted, to_us(now)):
-            _write(rows, {**left, present: present})
-            return rows[present]
-        left = _ended(left, wanted.starts_us) if wanted.ends_us is None else _in_turn(left, wanted.ends_us)
+        if present is not None and _is_equal(rows[present], new):
+            kept = {**_left_by(wanted, [one for one in rows if one != present]), present: present}
+            if _lasts(kept, present, wanted, to_us(now)):
+                _write(rows, kept)
+                return rows[present]
+        left = _left_by(wanted, rows)
+        if wanted.ends_us is None:
+            left = _ended(left, wanted.starts_us)
         _write(rows, left)
         new.anchor = anchor or _lost_day(left, wanted, to_us(now))
         new.save()
@@ -97,6 +100,12 @@ def _plan_id(slug: str) -> int:
     return plans[slug]
 
 
+def _left_by(new: Assignment, others: Iterable[Assignment]) -> _Left:
+    """Return the others such that they never override the new one."""
+    left = {one: _left_of(one, new) for one in others}
+    return left if new.ends_us is None else _in_turn(left, new.ends_us)
+
+
 def _left_of(one: Assignment, new: Assignment) -> Assignment | None:
     """Return what is left of an assignment so that it never overrides the new one.
 
@@ -118,12 +127,12 @@ def _is_equal(present: PlanAssignment, new: PlanAssignment) -> bool:
     return same and new.anchor in (None, present.anchor)
 
 
-def _lasts(left: _Left, present: Assignment, new: Assignment, now_us: int) -> bool:
-    """Whether the assignment in force at the start of the new one replaces it, if only the others change."""
-    kept = {**left, present: present}
+def _lasts(kept: _Left, present: Assignment, new: Assignment, now_us: int) -> bool:
+    """Whether the assignment in force at the start of the new one makes that superfluous."""
     ends_us, at_us = new.ends_us or _NEVER, max(new.starts_us, now_us)
-    same_day = _entry(left).anchor(at_us) == _entry(kept.values()).anchor(at_us)
-    return same_day and all(_in_force(kept, at) == present.id for at in _turns(kept) if new.starts_us <= at < ends_us)
+    same_day = _entry(kept).anchor(at_us) == _entry(kept.values()).anchor(at_us)
+    times = (at for at in _turns(kept) if new.starts_us <= at < ends_us)
+    return same_day and all(_in_force(kept, at) == present.id for at in times)
 
 
 def _ended(left: _Left, at_us: int) -> _Left:

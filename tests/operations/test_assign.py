@@ -146,13 +146,15 @@ def test_histories(name: str, clock: Clock) -> None:
     assert [(slug, number(starts), number(ends)) for slug, starts, ends in found] == rows
 
 
-def test_assignments_that_go_on_after_a_trial_keep_their_precedence() -> None:
+@pytest.mark.parametrize("below", ["free", "max"])
+def test_assignments_that_go_on_after_a_trial_keep_their_precedence(below: str) -> None:
     """Both then begin at the end of the trial, and of equal ones the last in the table applies."""
-    for slug, first, last in (("max", 15, 22), ("pro", 12, 30)):
+    for slug, first, last in ((below, 0, None), ("max", 15, 22), ("pro", 12, 30)):
         plan = Plan.objects.get(slug=slug)
         PlanAssignment.objects.create(subject=ACME, plan=plan, starts_at=day(first), ends_at=day(last))
     assign(ACME, "free", starts_at=day(10), ends_at=day(17))
-    assert plans_at([9, 10, 16, 17, 21, 22, 29, 30]) == ["", "free", "free", "max", "max", "pro", "pro", ""]
+    found = plans_at([9, 10, 16, 17, 21, 22, 29, 30])
+    assert found == [below, "free", "free", "max", "max", "pro", "pro", below]
 
 
 def test_who_upgrades_after_a_cancellation_stays_upgraded(clock: Clock) -> None:
@@ -208,7 +210,9 @@ def test_the_plan_is_in_force_within_the_dates_and_nothing_else_changes(
         assert plans_at(moments) == expected
         if ends is None or today < ends:
             at_us = to_us(START + max(today, first) * DAY)
-            kept = months.anchor(max(to_us(START + today * DAY), to_us(START + first * DAY) - 1))
+            is_new = made.pk not in [one.id for one in months.assignments]
+            # A new assignment replaces one that would have begun at the same time, whose day has not applied yet.
+            kept = months.anchor(max(to_us(START + today * DAY), to_us(START + first * DAY) - is_new))
             assert entry().anchor(at_us) == (anchor or kept or 1)
         last = PolicyChange.objects.latest("pk").pk
         assert assign(ACME, slug, **asked) == made
