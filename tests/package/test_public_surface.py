@@ -65,7 +65,7 @@ NEEDS_DJANGO_6 = {"tasks"}
 #: Modules that Django finds by their names, and what all others share.
 SHARED = "__init__ admin apps checks conf management migrations runtime templatetags".split()
 #: Packages that nobody else imports.
-PRIVATE = "engine enforcement monitoring operations policies policyfile changes store utils".split()
+PRIVATE = "engine enforcement ledger monitoring operations policies policyfile changes store utils".split()
 #: The keys of RATEQUOTA.
 SETTINGS = """
 CACHE CALLER CHECKPOINT_SECONDS CLUSTER CONCURRENCY_MAX CONCURRENCY_TTL COUNT_UNCHECKED CUSTOMER_EMAILS
