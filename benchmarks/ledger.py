@@ -52,12 +52,15 @@ def _note(counters: int) -> Any:
     """A ledger with the entries of this number of checks."""
     from django_ratequota.engine.rates import Rate
     from django_ratequota.engine.types import Bucket
-    from django_ratequota.ledger.book import Entry, Ledger
+    from django_ratequota.ledger.book import Ledger
+    from django_ratequota.ledger.noted import Entry, Hold
 
     ledger, rate, now_us = Ledger(), Rate.parse("10000/month"), time.time_ns() // 1000
     for number in range(counters):
         bucket = Bucket(f"tenant:{number}", rate, endpoint_id=7, counted_per="caller", policy_id=3, durable=True)
-        ledger.entries.append(Entry(bucket, 1, now_us + number))
+        check = Hold([Entry(bucket, 1, now_us + number)])
+        check.is_open, check.owner = False, None
+        ledger.entries.append(check)
     return ledger
 
 
