@@ -1,5 +1,7 @@
-"""Put customers on plans from your own code, such as the webhook of a payment provider."""
+"""Put customers on plans and refund them from your own code, such as the webhook of a payment provider."""
 
 from .operations.assign import assign
+from .operations.counters import Correction
+from .operations.refunds import refund, reset
 
-__all__ = ["assign"]
+__all__ = ["Correction", "assign", "refund", "reset"]

@@ -34,6 +34,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         "explain.boost.BoostPage",
         "explain.block.BlockPage",
         "reset.CountersPage",
+        "reset.WindowPage",
         "roll_out.RollOutPage",
         "estimate.ImpactPage",
         "usage.traffic.TrafficPage",

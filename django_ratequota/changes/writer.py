@@ -181,9 +181,12 @@ def write_publication(reason: str, using: str | None = None) -> None:
     _write([_unsaved("publish", reason, model="*")], using or policy_alias())
 
 
-def write_counted(subject: str, action: str, *, before: Any, after: Any, reason: str = "") -> None:
+def write_counted(
+    subject: str, action: str, *, before: Any, after: Any, reason: str = "", key: str = "", save: Save | None = None
+) -> Any:
     """Record a change of the subject's counters, from ``before`` to ``after``, both by the counter's title.
 
+    Returns the row; it joins ``save``, None = the current one. Raises ``IntegrityError`` if a row has the ``key``.
     Nothing is published, because processes hold nothing that it makes stale.
     """
     kind, _colon, user_id = subject.partition(":")
@@ -196,8 +199,10 @@ def write_counted(subject: str, action: str, *, before: Any, after: Any, reason:
         touched_user=_fitting(user_id) if kind == "user" else "",
         before=before,
         after=after,
+        key=key or None,
     )
-    _write([change], policy_alias(_policy_change()))
+    _write([change], policy_alias(_policy_change()), save)
+    return change
 
 
 def _policy_change() -> Any:
@@ -258,15 +263,18 @@ def _new_reason(states: list[dict[str, Any] | None]) -> str:
     return "" if after == before else after
 
 
-def _write(changes: list[Any], using: str) -> None:
-    """Write unsaved rows as part of the current save, mark the first row of it, and publish it on commit."""
+def _write(changes: list[Any], using: str, save: Save | None = None) -> None:
+    """Write unsaved rows as part of ``save`` (None = the current one), and publish it on commit.
+
+    Marks the first row of the save.
+    """
     # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
         of_policies = [change for change in changes if change.model != "counter"]
         for name in {change.model for change in of_policies if change.after is not None}:
             refuse_duplicates(apps.get_model("django_ratequota", name), using)
         publishes = any(affects_requests(change.before, change.after) for change in of_policies)
-        save = join_save(using, publishes, _author.get().save)
+        save = join_save(using, publishes, save or _author.get().save)
         rows = _policy_change().objects.using(using)
         # Asked of the database, because a savepoint's rollback may have removed the rows written before.
         first = not (save.written and rows.filter(change_id=save.change_id).exists())

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import tzinfo
 from itertools import chain, islice
@@ -46,7 +45,7 @@ from ..utils.sansio import drive
 from . import writers
 from .batches import add, drop_silent
 from .noted import Entry, Hold, Noted, Refusal, Settled
-from .rows import Part, Row, Sums, Window, add_once, give_back, limited_by, rows_of, total_of
+from .rows import Part, Row, Sums, Window, total_of
 from .writers import RENEWED_SECONDS, Levels
 
 #: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
@@ -342,39 +341,6 @@ def note_check(decision: Decision, request: LimitRequest, checks: Any) -> None:
 def entries_of(decision: Decision) -> list[Entry]:
     """Return what a decision has charged to durable buckets, on each of several servers by its own clock."""
     return [Entry(each.bucket, each.units, each.at_us) for each in charges_of(decision) if each.bucket.durable]
-
-
-def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us: int) -> Callable[[], object]:
-    """Refund durable buckets, at most ``units`` of each, in the caller's transaction; None = all that they have used.
-
-    Returns what to call after its commit: that refunds them in the store, now or, where it fails, by a later flush.
-    Raises ``StoreError``.
-    """
-    zone = limiter.time_zone
-    day, sums, totals = local_day(at_us, zone), Sums(), Raised()
-    for bucket in buckets:
-        bounds = window_of(bucket, at_us, zone)
-        sums[counter_name(bucket), bounds.first_day] = [Part(bucket, bounds, day)]
-    # Locked, so that of two refunds at once the second finds what the first has left.
-    rows, limited = rows_of(sums, lock=True), limited_by(sums)
-    for window, (own,) in sums.items():
-        totals[window] = rows.get(window, Row()).due(own.bounds.ends_us)
-    found = drive(limiter.backend.raise_counters(totals), limiter.store.execute)
-    for (window, parts), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
-        own, used = parts[0], charged - refunded
-        taken = used if units is None else min(units, used)
-        give_back(parts, taken, used, limited.get(window, {}))
-        totals[window] = charged, refunded + taken, own.bounds.ends_us
-    add_once(sums)
-    redis_worker.keep()  # to try again
-
-    def raise_store() -> None:
-        ledger.owe(totals)
-        with suppress(StoreError):
-            ledger.raise_store(limiter)
-        limiter.freed(parts[0].bucket for parts in sums.values())
-
-    return raise_store
 
 
 def flush() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -76,20 +76,6 @@ def due(rows: Mapping[Window, Row], sums: Sums) -> Raised:
 def total_of(parts: Iterable[Part]) -> Totals:
     """Return the sums of all parts."""
     return Totals(sum(part.charged for part in parts), sum(part.refunded for part in parts))
-
-
-def give_back(parts: list[Part], units: int, used: int, limited: Mapping[int, tuple[int, Rate]]) -> None:
-    """Add a refund to the one part: first of what its policy has limited, then of the others', the last one first."""
-    own = parts[0]
-    others = {pk: each for pk, each in limited.items() if pk != (own.bucket.policy_id or 0)}
-    rest = units - max(0, used - sum(by_policy for by_policy, _rate in others.values()))
-    for policy, (by_policy, rate) in reversed(others.items()):
-        share = min(rest, by_policy)
-        if share > 0:
-            bucket = replace(own.bucket, policy_id=policy or None, rate=rate)
-            parts.append(Part(bucket, own.bounds, own.day, refunded=share))
-            units, rest = units - share, rest - share
-    own.refunded = units
 
 
 #: What a statement adds up, what it takes from charges alone, and what from refunds, too; of all else, the

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -18,6 +19,7 @@ from ..monitoring.refusals import Refusal
 from ..operations import counters
 from ..operations.explain import ExplainQuery, Explanation, anchor_of, explain_caller
 from ..operations.near import LEVELS, Chosen, Row, all_near, current_periods
+from ..operations.past_windows import windows_of
 from ..operations.subjects import find_accounts, named, only_account, subject_names
 from ..operations.what_to_tell import policies_of, what_to_tell
 from ..policies.limit_names import limit_name, limit_names
@@ -45,7 +47,11 @@ def add_verbs(verbs: Any) -> None:
     for verb in (resetting, giving):
         text = "A limit as explain shows it, such as 'search: 10/min'. May be repeated. Default: all."
         verb.add_argument("--limit", action="append", default=[], help=text)
+        text = "First day of a past period, such as 2026-10-01. Default: the periods that run now."
+        verb.add_argument("--first-day", type=_day, metavar="YYYY-MM-DD", help=text)
         verb.add_argument("--reason", default="", help="Reason for the history.")
+        text = "A text of up to 64 characters. A second call with the same one changes nothing."
+        verb.add_argument("--key", default="", help=text)
     text = "List the subjects that have used most of a calendar limit that is kept in the database."
     listing = verbs.add_parser("near", run=list_near, help=text)
     text = "Lowest percentage to list (default 80)."
@@ -104,30 +110,45 @@ def _line(row: Row, names: Mapping[str, str]) -> str:
 
 
 def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Reset the caller's own counters, or give units back to each, and yield how they stood before."""
-    query, units = query_of(options), options["units"]
+    """Reset the caller's own counters, or refund units to each, and yield what they had used before and after."""
+    query, units, first_day = query_of(options), options["units"], options["first_day"]
     if absent := default_limiter().store.absent:
         raise CommandError(f"No counters can be changed from here: {absent}")
     done, undone = ("reset", "reset") if units is None else (f"refunded {units} to", "refund")
-    buckets = explain_caller(query.caller(), **query.request_arguments()).resolution.buckets
+    explanation = explain_caller(query.caller(), **query.request_arguments())
+    buckets: Iterable[Bucket] = explanation.resolution.buckets
+    if first_day is not None:  # by other policies, perhaps
+        windows = windows_of(query.caller()).filter(first_day=first_day)
+        places = {None, *(endpoint.id for endpoint in explanation.context.endpoints)}
+        buckets = counters.recorded_buckets(row for row in windows if row.endpoint_id in places)
     own = [bucket for bucket in buckets if not counters.is_shared(bucket.counted_per, bucket.subject)]
     known = {limit_name(bucket) for bucket in own}
     if own and (wrong := [name for name in options["limit"] if name not in known]):
         raise CommandError(f"The customer has no counter of {wrong[0]!r} there. Choose one of {sorted(known)}.")
     chosen = [bucket for bucket in own if not options["limit"] or limit_name(bucket) in options["limit"]]
     try:
-        before = counters.give_back(chosen, units, options["reason"])
+        found = counters.give_back(chosen, units, options["reason"], first_day=first_day, key=options["key"])
     except ValidationError as error:
         hint = f" Choose a limit with --limit, one of {sorted(known)}." if len(chosen) > 1 else ""
         raise CommandError(" ".join(error.messages) + hint) from error
-    names = subject_names(status.bucket.subject for status in before)
-    for status in before:
-        counter = f"{limit_name(status.bucket)} of {_subject_name(status.bucket.subject, names)}"
-        yield f"{done} {counter}: {status.remaining} of {status.limit} were left"
-    if before:
-        yield f"{len(before)} counter{'s' if len(before) > 1 else ''} {'reset' if units is None else 'changed'}"
+    names = subject_names(one.subject for one in found)
+    limits = {counters.own_title(bucket): limit_name(bucket) for bucket in chosen}
+    for one in found:
+        counter = f"{limits.get(one.title, one.title)} of {_subject_name(one.subject, names)}"
+        yield f"{done} {counter}: {one.used_before} used before, {one.used_after} now"
+    if any(one.repeated for one in found):
+        yield "Nothing changed now, because the key was used before"
+    elif found:
+        yield f"{len(found)} counter{'s' if len(found) > 1 else ''} {'reset' if units is None else 'changed'}"
     else:
         yield f"Nothing to {undone}, because the customer has no counters there"
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise ArgumentTypeError("write a day as in 2026-10-01") from error
 
 
 def query_of(options: dict[str, Any]) -> ExplainQuery:

@@ -151,6 +151,7 @@ class Migration(migrations.Migration):
                 ('touched_plan', models.CharField(blank=True, help_text='Primary key of the plan, if the plan or one of its policies or assignments changed.', max_length=64, verbose_name='affected plan')),
                 ('action', models.CharField(choices=[('create', 'created'), ('update', 'changed'), ('delete', 'deleted'), ('publish', 'published'), ('reset', 'reset'), ('grant', 'refunded')], help_text='Kind of change.', max_length=10, verbose_name='action')),
                 ('reason', models.CharField(blank=True, help_text='The reason, if one was entered.', max_length=200, verbose_name='reason')),
+                ('key', django_ratequota.models.fields.ExactField(editable=False, help_text='The key of a refund or reset. A second one with the same key changes nothing.', max_length=64, null=True, verbose_name='key')),
                 ('before', models.JSONField(help_text='The fields before the change.', null=True, verbose_name='before')),
                 ('after', models.JSONField(help_text='The fields after the change.', null=True, verbose_name='after')),
                 ('at', models.DateTimeField(auto_now_add=True, db_index=True, help_text='Time of the change.', verbose_name='time')),
@@ -163,6 +164,7 @@ class Migration(migrations.Migration):
                 'ordering': ['-pk'],
                 'required_db_features': ['supports_json_field'],
                 'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan'), models.Index(fields=['touched_user'], name='ratequota_change_user')],
+                'constraints': [models.UniqueConstraint(fields=('key',), name='ratequota_change_key')],
             },
         ),
         migrations.CreateModel(

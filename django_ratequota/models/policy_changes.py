@@ -69,6 +69,13 @@ class PolicyChange(UnrecordedModel):
         help_text=_("The user who made the change. Empty = code or a command."),
     )
     reason = models.CharField(_("reason"), max_length=200, blank=True, help_text=_("The reason, if one was entered."))
+    key = ExactField(
+        _("key"),
+        max_length=64,
+        null=True,
+        editable=False,
+        help_text=_("The key of a refund or reset. A second one with the same key changes nothing."),
+    )
     before = models.JSONField(_("before"), null=True, help_text=_("The fields before the change."))
     after = models.JSONField(_("after"), null=True, help_text=_("The fields after the change."))
     at = models.DateTimeField(_("time"), auto_now_add=True, db_index=True, help_text=_("Time of the change."))
@@ -78,6 +85,7 @@ class PolicyChange(UnrecordedModel):
         verbose_name_plural = _("policy changes")
         default_permissions = ("view",)
         ordering = ["-pk"]
+        constraints = [models.UniqueConstraint(fields=["key"], name="ratequota_change_key")]
         indexes = [
             # For one object's history: its page, and restoring it.
             models.Index(fields=["model", "object_id"], name="ratequota_change_object"),

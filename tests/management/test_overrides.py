@@ -91,7 +91,7 @@ def test_units_are_given_back_to_the_counters_that_are_chosen(alice: User) -> No
     request = ["give-back", "--user", "alice", "--endpoint", "search"]
     text = run(*request, "--units", "4", "--limit", "search: 10/min", "--reason", "OPS-7")
     assert text.splitlines() == [
-        f"refunded 4 to search: 10/min of user:{alice.pk}: 0 of 10 were left",
+        f"refunded 4 to search: 10/min of user:{alice.pk}: 10 used before, 6 now",
         "1 counter changed",
     ]
     assert [status.remaining for status in check_from(alice, scope="search").statuses] == [989, 3, 9989]

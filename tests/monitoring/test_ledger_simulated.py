@@ -51,6 +51,7 @@ class Simulation:
         self.zone = self.dice.choice([ZoneInfo("UTC"), ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")])
         limiter = Limiter(client=client, prefix="rqtest", clock=self.clock, time_zone=self.zone, timeout=5)
         monkeypatch.setattr(process, "limiter", lambda: limiter)
+        monkeypatch.setattr(book, "ledger", book.ledger)  # to be put back
         self.limiter, self.patch = limiter, monkeypatch
         self.anchors = {f"tenant:{number}": self.dice.choice([1, 1, 1, 15, 31]) for number in range(20)}
         #: The policy of each customer, whose limits are so many times the usual ones.
@@ -129,12 +130,20 @@ class Simulation:
         out = {decision.statuses[0].bucket.subject for decision, _ in self.reserved}
         if customer in out and not self.faults:
             return  # what is reserved is given back now, and again when it is settled
-        before = self.refunded(customer)
-        for status in give_back(self.buckets(customer)):
-            window, given = self.window(status.bucket, self.clock.now_us), status.used + status.debt
-            if self.older:  # Redis may have known less than the row, and is raised first
-                given = max(given, self.refunded(customer)[window] - before[window])
+        own = self.process
+        # What others have not written is charged once more: by the reset, as Redis knows it, and by themselves.
+        flushed = [own] if self.faults else [*range(3), own]
+        for self.process in flushed:
+            self.flush()
+        found = QuotaWindow.objects.filter(subject=customer)
+        rows = {(customer, row.period, row.first_day): row.used for row in found}
+        for bucket, made in zip(self.buckets(customer), give_back(self.buckets(customer)), strict=True):
+            window, given = self.window(bucket, self.clock.now_us), made.units
+            in_row = rows.get(window, 0)
+            assert given >= max(0, in_row)
             day, policy = self.local_day(self.clock.now_us), self.policies[customer]
+            # What Redis alone knows.
+            self.add(True, window, (day, policy), given - min(given, in_row), written=True)
             # Of what the other policy has limited, too.
             share = max(0, min(given, self.written(window, 3 - policy)))
             self.add(False, window, (day, policy), given - share, written=True)
@@ -148,10 +157,6 @@ class Simulation:
         return sum(
             n if kind else -n for kind, (own, (_, limited_by)), n in found if (own, limited_by) == (window, policy)
         )
-
-    def refunded(self, customer: str) -> Counter[Window]:
-        rows = QuotaWindow.objects.filter(subject=customer)
-        return Counter({(customer, row.period, row.first_day): row.refunded for row in rows})
 
     # What time does, and the processes.
 

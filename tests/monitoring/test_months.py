@@ -11,7 +11,8 @@ from django.contrib.auth.models import User
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
 from django_ratequota.ledger.book import flush, window_of
-from django_ratequota.ledger.rows import Part, give_back
+from django_ratequota.ledger.corrections import share
+from django_ratequota.ledger.rows import Part
 from django_ratequota.models import Plan, PlanAssignment, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.operations import counters
 from django_ratequota.operations.past_windows import Invoices
@@ -90,8 +91,8 @@ def test_a_refund_is_shared_by_the_policies_that_limited_the_month(limiter: Limi
         (63, [(2, 20), (3, 10), (1, 30), (None, 3)]),
     ):
         bucket = Bucket("user:1", rate, policy_id=2, durable=True)
-        parts = [Part(bucket, window_of(bucket, at_us, UTC), date(2025, 11, 21))]
-        give_back(parts, units, 65, limited)
+        own = Part(bucket, window_of(bucket, at_us, UTC), date(2025, 11, 21))
+        parts = [own, *share(own, units, 65, limited)]
         assert [(part.bucket.policy_id, part.refunded) for part in parts] == shares
 
 
@@ -100,7 +101,10 @@ def test_a_reset_over_midnight_is_of_the_month_that_was_shown(
 ) -> None:
     """It was given back to the new month, which so had room for 140 units."""
     bucket = ask("2025-11-30 23:59:59", 1, 40).statuses[0].bucket
-    monkeypatch.setattr(counters, "write_counted", lambda *_, **__: clock.advance(2))
+    real = counters.write_counted
+    monkeypatch.setattr(
+        counters, "write_counted", lambda *args, **fields: (clock.advance(2), real(*args, **fields))[1]
+    )
     counters.give_back([bucket])
     assert ask("2025-12-01 00:01", 1, 100).remaining == 0
     flush()

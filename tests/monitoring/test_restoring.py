@@ -163,6 +163,7 @@ def test_redis_gets_a_reset_that_it_missed_by_the_next_flush(ask: Ask, monkeypat
         raise StoreError("connection", "gone")
 
     bucket, kept = ask(10).statuses[0].bucket, list[None]()
+    flush()
     monkeypatch.setattr(redis_worker, "keep", lambda: kept.append(None))
     with monkeypatch.context() as patch:
         with transaction.atomic():
@@ -187,6 +188,7 @@ def test_a_reset_ends_the_refusals_that_a_worker_repeats(ask: Ask, settings: Any
 def test_two_resets_at_once_give_back_once(ask: Ask) -> None:
     """The second had read the counter before the first was carried out: the row became -10."""
     bucket = ask(10).statuses[0].bucket
+    flush()
     with transaction.atomic():
         give_back([bucket])
         assert peek([bucket])[bucket].used == 10

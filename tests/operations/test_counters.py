@@ -30,7 +30,7 @@ def test_the_command_records_an_entry_for_each_subject(alice: User, api_keys: No
     RatePolicy.objects.create(rates="7/hour", counted_per="everyone")
     check_from(alice)
     printed = run("reset", "--user", "alice", "--identifier", "tenant=acme", "--reason", "OPS-7")
-    assert f"reset all endpoints: 5/hour of user:{alice.pk}: 4 of 5 were left" in printed
+    assert f"reset all endpoints: 5/hour of user:{alice.pk}: 1 used before, 0 now" in printed
     assert "2 counters reset" in printed
     entries = PolicyChange.objects.filter(action="reset").order_by("pk")
     assert [(e.object_text, e.touched_user, e.actor, e.reason) for e in entries] == [

@@ -13,7 +13,7 @@ from django.db import transaction
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.keys import counter_name
-from django_ratequota.ledger import book
+from django_ratequota.ledger import book, corrections
 from django_ratequota.ledger.book import Entry
 from django_ratequota.models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.rollup import forget_windows
@@ -161,7 +161,9 @@ def test_a_reset_gives_back_what_each_plan_has_limited(limiter: Limiter, clock: 
     clock.now_us = round(datetime(2025, 10, 20, tzinfo=UTC).timestamp()) * 10**6
     for units, left in ((310, [("Free", "100/month", 40, 0)]), (None, [("Pro", "1000/month", 0, 0)])):
         with transaction.atomic():
-            book.refund(limiter, [bucket_of(pro)], units, clock.now_us)
+            bucket = bucket_of(pro)
+            books = corrections.read(limiter, {bucket: book.window_of(bucket, clock.now_us, UTC)})
+            corrections.refund(limiter, books.values(), units)
         assert told(lines()) == left
     note(pro, 7, 25)
     assert told(lines()) == [("Pro", "1000/month", 7, 0)]

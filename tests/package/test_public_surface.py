@@ -38,7 +38,7 @@ PUBLIC = {
     "ninja": "QuotaThrottle problem_details",
     "notify": "change_text mail_customers mail_operators post_to threshold_text",
     "openapi": "AutoSchema QuotaSchema",
-    "quotas": "assign",
+    "quotas": "Correction assign refund reset",
     "replay": "replay",
     "responses": "arefusal_response refusal_response refusal_text",
     "signals": "policies_changed quota_threshold request_refused store_state_changed",
