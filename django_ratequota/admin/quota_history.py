@@ -49,7 +49,7 @@ class QuotaHistoryPage(LedgerPage):
             "title": gettext("Past quotas: %s") % name if subject else gettext("Past quotas"),
             "recorded": bool(periods),
             "explain": explain_url(self.site, subject),
-            "refund": self.admin.page_url("refund_window") if self.admin.has_reset_permission(request) else "",
+            "refunds": self.admin.has_reset_permission(request),
             "all": self.url(query={"subject": subject}) if query["month"] else "",
             **self.around(query, choices, ("subject", gettext("Subject")), following),
         }
@@ -59,7 +59,7 @@ class QuotaHistoryPage(LedgerPage):
         named = self._named(windows)
         return [
             {
-                "id": str(window.pk),
+                "refund": self.admin.page_url("refund_window", window.pk),
                 "begins": day_text(window.first_day),
                 "ends": day_text(local_date(window.ends_at)),
                 **named[window.pk],

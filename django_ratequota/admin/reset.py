@@ -149,12 +149,11 @@ class CountersPage(CorrectionPage, CallerPage):
 class WindowPage(CorrectionPage):
     """Corrects one window of Past quotas, also one that is over or whose policy is gone."""
 
-    path, name = "quotas/history/refund/", "refund_window"
+    path, name = "quotas/history/<str:window>/refund/", "refund_window"
 
-    def view(self, request: Any) -> Any:
+    def view(self, request: Any, window: str) -> Any:
         """Return the page; redirect to Past quotas once all is done."""
-        pk = request.GET.get("window", "")
-        row = QuotaWindow.objects.filter(pk=int(pk)).first() if is_id(pk) else None
+        row = QuotaWindow.objects.filter(pk=int(window)).first() if is_id(window) else None
         sees_all = self.admin.sees_all_policies(request)
         if row is None or not (sees_all or self.admin.get_queryset(request).filter(pk=row.policy_id or 0).exists()):
             raise Http404

@@ -114,7 +114,6 @@ def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     query, units, first_day = query_of(options), options["units"], options["first_day"]
     if absent := default_limiter().store.absent:
         raise CommandError(f"No counters can be changed from here: {absent}")
-    done, undone = ("reset", "reset") if units is None else (f"refunded {units} to", "refund")
     explanation = explain_caller(query.caller(), **query.request_arguments())
     buckets: Iterable[Bucket] = explanation.resolution.buckets
     if first_day is not None:  # by other policies, perhaps
@@ -135,13 +134,14 @@ def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     limits = {counters.own_title(bucket): limit_name(bucket) for bucket in chosen}
     for one in found:
         counter = f"{limits.get(one.title, one.title)} of {_subject_name(one.subject, names)}"
+        done = "reset" if units is None else f"refunded {one.units} to"
         yield f"{done} {counter}: {one.used_before} used before, {one.used_after} now"
     if any(one.repeated for one in found):
         yield "Nothing changed now, because the key was used before"
     elif found:
         yield f"{len(found)} counter{'s' if len(found) > 1 else ''} {'reset' if units is None else 'changed'}"
     else:
-        yield f"Nothing to {undone}, because the customer has no counters there"
+        yield f"Nothing to {'reset' if units is None else 'refund'}, because the customer has no counters there"
 
 
 def _day(text: str) -> date:

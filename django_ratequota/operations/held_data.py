@@ -91,7 +91,10 @@ def _changes(subject: str) -> QuerySet[PolicyChange]:
 
 
 def _take_out(subject: str, mark: str) -> int:
-    """Put the mark in the subject's place in the history, and drop reasons, which are about it; returns the rows."""
+    """Put the mark in the subject's place in the history, and drop reasons and keys, which may name it.
+
+    Returns the number of rows.
+    """
     named = _named(subject)
 
     def without(state: Any) -> Any:
@@ -104,8 +107,10 @@ def _take_out(subject: str, mark: str) -> int:
             if change.model == "counter":
                 change.object_id = subject_tag(mark)
             change.object_text, change.reason, change.touched_user = mark, "", change.touched_user and mark
-            change.before, change.after = without(change.before), without(change.after)
-            change.save(update_fields=["object_id", "object_text", "reason", "touched_user", "before", "after"])
+            change.before, change.after, change.key = without(change.before), without(change.after), None
+            change.save(
+                update_fields=["object_id", "object_text", "reason", "touched_user", "before", "after", "key"]
+            )
     return len(pks)
 
 

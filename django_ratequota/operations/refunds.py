@@ -91,7 +91,7 @@ def _counters(
     """
     place = None if endpoint is None else Endpoint.objects.filter(name=endpoint).first()
     if endpoint is not None and place is None:
-        raise ValidationError(_("There is no endpoint %(name)s.") % {"name": endpoint})
+        raise ValidationError(_("There is no endpoint %(name)r.") % {"name": endpoint})
     endpoint_id = None if place is None else place.pk
     rows = QuotaWindow.objects.filter(subject=subject, endpoint_id=endpoint_id, period=period)
     if first_day is None:

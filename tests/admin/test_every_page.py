@@ -114,6 +114,7 @@ def addresses() -> Iterator[str]:
     yield f"{POLICIES}/quotas/?level=0"
     window = QuotaWindow.objects.get(subject=f"user:{user.pk}")
     yield from (f"{POLICIES}/quotas/history/?subject={window.subject}&period={one}" for one in ("", window.first_day))
+    yield f"{POLICIES}/quotas/history/{window.pk}/refund/"
     yield f"{POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}&subject={quote(HOSTILE[:20])}"
     yield f"{POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"
 
@@ -178,6 +179,7 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/{override}/delete/": {"grant_override"},
     "ratepolicy/{policy}/delete/": {("view_ratepolicy", "delete_ratepolicy")},
     "ratepolicy/counters/?user={user}&endpoint=e1&bucket=e1/month": {"reset_usage"},
+    "ratepolicy/quotas/history/{window}/refund/": {"reset_usage"},
     "ratepolicy/explain/": POLICY | OVERRIDES,
     "ratepolicy/traffic/": POLICY | OVERRIDES,
     "ratepolicy/health/": POLICY | OVERRIDES,
@@ -221,6 +223,7 @@ def test_each_page_opens_only_with_its_permissions() -> None:
         "plan": Plan.objects.get(slug="free").pk,
         "empty": Plan.objects.create(name="Empty", slug="empty").pk,
         "bots": SubjectList.objects.get(name="Bots").pk,
+        "window": QuotaWindow.objects.filter(subject__startswith="user:")[0].pk,
         "save": change.change_id,
         "change": change.pk,
     }
@@ -248,6 +251,6 @@ def test_every_page_of_an_object_needs_a_permission_and_the_object() -> None:
         for page in admin.site._registry[model].own_pages:
             address = f"{APP}/{model._meta.model_name}/{page.path}"
             address = address.replace("<uuid:change_id>", str(change.change_id)).replace("<str:version>", "after")
-            missing = address.replace("<path:object_id>", "4711")
+            missing = address.replace("<path:object_id>", "4711").replace("<str:window>", "4711")
             assert staff.get(missing).status_code == 403, address
             assert (root.get(missing).status_code == 404) is (missing != address), address

@@ -12,8 +12,9 @@ from django.test import Client
 
 from django_ratequota.admin import quota_history
 from django_ratequota.admin.formatting import day_text
+from django_ratequota.engine.keys import beginning
 from django_ratequota.models import Endpoint, PolicyChange, QuotaWindow, RatePolicy
-from tests.support.operators import client_of, text_of
+from tests.support.operators import client_of, text_of, words_of
 from tests.support.windows import counted, given_back, of_day
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies", "redis_client")]
@@ -160,6 +161,54 @@ def test_operators_see_days_and_returns_of_policies_that_they_may_see(search: En
     page = client.get(f"{ACME}&month={this_month(1)}")
     assert [counter["total"] for counter in page.context["counters"]] == [["900", "250", "650"]]
     assert [row[1:3] for row in page.context["returns"]] == [("", "operator")]
+
+
+REFUND = f"{PAGE}%s/refund/"
+
+
+def test_operators_refund_past_periods_whose_policies_are_gone(operator: Client, checkpointing: None) -> None:
+    row = window(date(2025, 10, 1), 110, counter=f"{beginning('tenant:acme')}0.tenant:fwmonth", policy_id=4711)
+    assert f'href="{REFUND % row.pk}"' in text_of(operator.get(ACME))
+    page = operator.get(REFUND % row.pk)
+    assert "<td>110</td>" in text_of(page)
+    assert "Period: 10/01/2025 00:00 to 11/01/2025 00:00 UTC" in words_of(page)
+    form = {"units": "30", "reason": "Ticket 4711", "key": page.context["form"]["key"].value()}
+    for _ in range(2):  # a double click
+        done = operator.post(REFUND % row.pk, form)
+        assert done["Location"] == f"{PAGE}?subject=tenant%3Aacme&period=month"
+    shown = words_of(operator.get(ACME))
+    assert "Refunded 30 to 1 counter." in shown
+    assert "The form was sent twice. The counters changed only once." in shown
+    row.refresh_from_db()
+    assert row.used == 80
+    [change] = PolicyChange.objects.filter(model="counter")
+    assert (change.reason, str(change.actor), change.key) == ("Ticket 4711", "operator", form["key"])
+    listed = operator.get(f"{ACME}&month=2025-10-01").context["returns"]
+    assert [line[3:] for line in listed] == [("refunded", "all endpoints", "100/month", "30", "Ticket 4711")]
+    page = operator.post(REFUND % row.pk, {"units": "81", "key": "another"})
+    assert "Refund at most 80 to all endpoints: 100/month per tenant" in words_of(page)
+    assert operator.post(REFUND % row.pk, {"key": "another"}).status_code == 302
+    row.refresh_from_db()
+    assert row.used == 0
+
+
+@pytest.mark.parametrize("pk", ["x", "4711", "9" * 18, "9" * 40])
+def test_unknown_periods_cannot_be_refunded(operator: Client, pk: str) -> None:
+    assert operator.get(REFUND % pk).status_code == 404
+
+
+def test_operators_refund_periods_of_policies_that_they_may_see(operator: Client) -> None:
+    own = window(this_month(), 5, policy_id=RatePolicy.objects.create(subject="tenant:acme", rates="100/month").pk)
+    other = window(this_month(), 5, policy_id=RatePolicy.objects.create(rates="9/month").pk, limit=9)
+    plan = window(this_month(), 5, subject="plan:3", counter="{plan:3}:0:fwmonth", limit=10)
+    seen = {}
+    for permission in ("view_ratepolicy", "reset_usage"):
+        client = client_of(permission, name=permission)
+        assert ("/refund/" in text_of(client.get(ACME))) is (permission == "reset_usage")
+        seen[permission] = [client.get(REFUND % row.pk).status_code for row in (own, other)]
+    assert seen == {"view_ratepolicy": [403, 403], "reset_usage": [302, 404]}
+    page = operator.get(REFUND % plan.pk, follow=True)
+    assert "Select at least one of the customer's own counters." in words_of(page), "it is shared"
 
 
 def test_explain_leads_there(operator: Client, alice: User) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError
 
-from django_ratequota.models import PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, PolicyChange, QuotaWindow, RatePolicy
 from tests.support.commands import run
 from tests.support.operators import a_customer
 from tests.support.requests import check_from
+from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -98,6 +100,34 @@ def test_units_are_given_back_to_the_counters_that_are_chosen(alice: User) -> No
     assert PolicyChange.objects.all()[0].reason == "OPS-7"
     run("reset", *request[1:], "--limit", "search: 10/min")
     assert [status.remaining for status in check_from(alice, scope="search").statuses] == [988, 9, 9988]
+
+
+@pytest.mark.usefixtures("checkpointing")
+def test_past_periods_are_refunded_and_reset(alice: User) -> None:
+    subject = f"user:{alice.pk}"
+    starts_at, ends_at = datetime(2025, 10, 1, tzinfo=UTC), datetime(2025, 11, 1, tzinfo=UTC)
+    for pk in (None, Endpoint.objects.get(name="search").pk):
+        named = {"subject": subject, "counter": f"{{{subject}}}:{pk or 0}:fwmonth", "endpoint_id": pk}
+        counted(starts_at=starts_at, ends_at=ends_at, used=50, limit=70, **named)
+    past = ["--user", "alice", "--first-day", "2025-10-01"]
+    printed = run("give-back", *past, "--units", "20", "--key", "evt_1", "--endpoint", "search")
+    assert printed.splitlines() == [
+        f"refunded 20 to all endpoints: 70/month of {subject}: 50 used before, 30 now",
+        f"refunded 20 to search: 70/month of {subject}: 50 used before, 30 now",
+        "2 counters changed",
+    ]
+    printed = run("give-back", *past, "--units", "25", "--key", "evt_1", "--endpoint", "search")
+    assert printed.splitlines()[1:] == [
+        f"refunded 20 to search: 70/month of {subject}: 50 used before, 30 now",
+        "Nothing changed now, because the key was used before",
+    ]
+    run("reset", *past, "--endpoint", "search", "--limit", "search: 70/month")
+    run("reset", *past, "--key", "evt_2")
+    assert set(QuotaWindow.objects.values_list("used", "charged")) == {(0, 50)}
+    assert "has no counters there" in run("reset", "--user", "alice", "--first-day", "2025-10-02")
+    for day in ("October", "2025-02-30"):
+        with pytest.raises(CommandError, match="write a day as in 2026-10-01"):
+            run("reset", "--user", "alice", "--first-day", day)
 
 
 @pytest.mark.parametrize(

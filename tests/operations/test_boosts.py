@@ -294,6 +294,21 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     assert "/revert/" not in page, "counters have moved on"
 
 
+def test_a_double_click_refunds_once(operator: Client, alice: User) -> None:
+    for _ in range(6):
+        check_from(alice, scope="search")
+    url = f"{COUNTERS}?{query(alice, bucket='search/day')}"
+    page = operator.get(url)
+    key = page.context["form"]["key"].value()
+    assert f'<input type="hidden" name="key" value="{key}"' in words_of(page)
+    assert key != operator.get(url).context["form"]["key"].value()
+    for _ in range(2):
+        operator.post(url, {"units": "2", "key": key})
+    assert remaining_units(alice)["search/day"] == 96
+    assert LogEntry.objects.count() == 1
+    assert "The form was sent twice. The counters changed only once." in explain(operator, user=alice.pk)
+
+
 def test_invalid_units_are_refused(operator: Client, alice: User) -> None:
     check_from(alice, scope="search")
     url = f"{COUNTERS}?{query(alice, bucket=['search/hour', 'search/day'])}"

@@ -106,7 +106,7 @@ def test_a_check_without_a_request_is_refunded(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("acme", 1), "Enter kind:value, such as user:42 or tenant:acme."),
+        (("acme", 1), "Enter a subject such as user:42 or tenant:acme."),
         (("user:42", 0), "The units are a whole number, 1 or more."),
         (("user:42", 1.5), "The units are a whole number, 1 or more."),
         (("user:42", 1), "user:42 has no counter per month here. Check the subject, the endpoint and the first day."),
@@ -115,7 +115,7 @@ def test_a_check_without_a_request_is_refunded(settings: Any) -> None:
 def test_what_cannot_be_refunded_is_said(arguments: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         refund(*arguments)
-    with pytest.raises(ValidationError, match=r"There is no endpoint nowhere\."):
+    with pytest.raises(ValidationError, match=r"There is no endpoint 'nowhere'\."):
         refund("user:42", 1, endpoint="nowhere")
     with pytest.raises(ValidationError, match="has no counter per week here"):
         reset("user:42", period="week", first_day=OCTOBER)
