@@ -264,11 +264,8 @@ def _windows(limiter: Limiter, buckets: Iterable[Bucket], first_day: date | None
 
 def made_with(key: str) -> tuple[Correction, ...]:
     """Return the result of the call that had the key; () = none had it."""
-    with transaction.atomic(using=policy_alias(PolicyChange)):
-        # Locked, as MariaDB would else not show what was committed after its transaction began.
-        first = PolicyChange.objects.select_for_update().filter(key=key).first()
-        made = PolicyChange.objects.filter(change_id=first.change_id).order_by("pk") if first else ()
-        return _corrections(made, repeated=True)
+    own = PolicyChange.objects.filter(key=key).values("change_id")
+    return _corrections(PolicyChange.objects.filter(change_id__in=own).order_by("pk"), repeated=True)
 
 
 def _corrections(changes: Iterable[PolicyChange], *, repeated: bool = False) -> tuple[Correction, ...]:
