@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection
 
-from django_ratequota import Bucket, Decision, check_request
+from django_ratequota import Bucket, Decision, check_caller, check_request
 from django_ratequota.changes.writer import changed_by
 from django_ratequota.engine.keys import counter_name
 from django_ratequota.exceptions import StoreError
@@ -157,6 +157,25 @@ def test_what_other_workers_have_not_written_stays_bounded(ask: Ask, bucket: Buc
     book.ledger.entries.extend(waiting)
     flush()
     assert both(bucket) == (12, 12), "those units alone are billed"
+
+
+@pytest.mark.parametrize("units", [None, 100, 130])
+def test_what_a_running_check_holds_is_billed_when_it_ends(
+    ask: Ask, bucket: Bucket, alice: User, units: int | None
+) -> None:
+    ask(120)
+    with check_caller(user=alice, cost=1000) as decision:
+        flush()
+        assert both(bucket) == (120, 1120)
+        give_back([bucket], units)
+        flush()
+        left = max(0, 120 - (units or 120))
+        in_row, in_redis = both(bucket)
+        assert in_row == left
+        assert in_redis <= left + 1000, "what is held may be used by others until it ends"
+        decision.settle(10)
+    flush()
+    assert both(bucket) == (left + 10, left + 10)
 
 
 # --- Periods that are over. ---
