@@ -26,6 +26,7 @@ from .engine.rates import Rate
 from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
 from .operations.caller_limits import caller_limits, describe_limit, describe_window
+from .operations.invoice_lines import lines_of
 from .operations.past_windows import windows_of
 from .policies.facts import to_datetime, to_us
 from .policies.requests.caller import Caller
@@ -155,6 +156,28 @@ class UsageView(CallersView):
         }
 
 
+class QuotaLineSerializer(serializers.Serializer[Any]):
+    """The usage of a window under one plan and rate, as on the invoice."""
+
+    plan = serializers.CharField(source="source.plan", help_text="Name of the plan. Empty = none.")
+    rate = serializers.CharField(help_text="Rate at that time.")
+    first_day = serializers.DateField(allow_null=True, help_text="Day of the first charge. null = no longer kept.")
+    last_day = serializers.DateField(allow_null=True, help_text="Day of the last charge. null = no longer kept.")
+    used = serializers.IntegerField(help_text="Units used.")
+    over = serializers.IntegerField(help_text="The part of them above the limit that was in force on their day.")
+
+
+class QuotaWindowListSerializer(serializers.ListSerializer[Any]):
+    """Windows with their lines, which are read together."""
+
+    def to_representation(self, data: Any) -> Any:
+        """Return the windows as the client sees them."""
+        windows = list(data)
+        for window, lines in zip(windows, lines_of([window] for window in windows), strict=True):
+            window.lines = [line for line in lines if line.source.mode != "log"]
+        return super().to_representation(windows)
+
+
 class QuotaWindowSerializer(LimitSerializer):
     """The caller's usage of one limit in one day, week or month."""
 
@@ -163,6 +186,10 @@ class QuotaWindowSerializer(LimitSerializer):
     ends_at = serializers.DateTimeField(help_text="End of the window, in the future for the current window.")
     used = serializers.IntegerField(help_text="Units used, as of some seconds ago for the current window.")
     resets_in = serializers.IntegerField(help_text="Seconds until the window ends. 0 = it has ended.")
+    lines = QuotaLineSerializer(many=True, help_text="The usage under each plan and rate.")
+
+    class Meta:
+        list_serializer_class = QuotaWindowListSerializer
 
     def to_representation(self, window: Any) -> dict[str, Any]:
         """Return one window as the client sees it."""
@@ -174,7 +201,11 @@ class QuotaWindowSerializer(LimitSerializer):
             counted_per="" if is_per_caller(window.counter) else subject.partition(":")[0],
         )
         bounds = to_us(window.starts_at), to_us(window.ends_at)
-        return _told(describe_window(bucket, used=window.used, window=bounds), process.limiter().now_us)
+        limit = describe_window(bucket, used=window.used, window=bounds)
+        return {
+            **_told(limit, process.limiter().now_us),
+            "lines": self.fields["lines"].to_representation(window.lines),
+        }
 
 
 class QuotaWindowPagination(CursorPagination):

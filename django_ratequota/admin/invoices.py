@@ -54,10 +54,12 @@ class InvoicesPage(LedgerPage):
             "caller": caller_text(line.subject, {line.subject: shown(line.name)} if line.name else {}),
             "past": self.admin.page_url("quota_history", query={"subject": line.subject}),
             "plan": shown(line.plan),
+            "reason": shown(line.reason),
             "endpoint": gettext("all endpoints") if line.endpoint is None else shown(line.endpoint),
             "used": _USED[line.period] % figures,
             "over": number_text(line.over) if line.over else "",
             "begins": day_text(line.begins),
             "ends": day_text(line.ends),
+            "days": " – ".join(dict.fromkeys(day_text(day) for day in (line.first_day, line.last_day) if day)),
             "changed": moment(line.changed_at),
         }

@@ -8,8 +8,8 @@ from typing import Any
 from django.utils.translation import gettext
 
 from ..conf import settings
-from ..ledger.rows import Totals
 from ..models import Endpoint, PolicyChange, QuotaWindow
+from ..operations.invoice_lines import sources_of
 from ..operations.past_windows import Month, by_day, given_back, local_date
 from ..operations.recorded import policies_by_id
 from .formatting import day_text, moment, number_text, shown, when
@@ -37,7 +37,7 @@ class QuotaHistoryPage(LedgerPage):
         query["period"] = query["period"] or next(iter(periods), "")
         first, choices = int(query["start"] or 0), []
         if query["month"]:
-            rows: list[Any] = by_day(windows, date.fromisoformat(query["month"]))[first:]
+            rows: list[Any] = by_day(windows, date.fromisoformat(query["month"]), visible)[first:]
             context = self._days(request, rows[: self.page_size])
         else:
             newest = windows.filter(period=query["period"]).order_by("-starts_at", "counter")
@@ -75,14 +75,18 @@ class QuotaHistoryPage(LedgerPage):
     def _days(self, request: Any, months: list[Month]) -> dict[str, Any]:
         """Return the tables of days, and what operators gave back."""
         named = self._named([month.window for month in months])
+        sources = sources_of({day.policy for month in months for day in month.days})
         counters = [
             {
                 **named[month.window.pk],
                 "days": [
-                    (gettext("earlier days") if day is None else day_text(day), *_texts(totals))
-                    for day, totals in month.days.items()
+                    (
+                        gettext("earlier days") if day is None else day_text(day),
+                        *(shown(sources[policy].plan), rate, *_texts(charged, refunded)),
+                    )
+                    for day, policy, rate, charged, refunded in month.days
                 ],
-                "total": _texts(month.total),
+                "total": _texts(*month.total),
                 "written": moment(month.window.written_at, seconds=True),
             }
             for month in months
@@ -99,7 +103,9 @@ class QuotaHistoryPage(LedgerPage):
             "counters": counters,
             "returns": returns,
             "span": when(months[0].window) if months else "",
-            "kept_days": settings.keep_quota_days if any(None in month.days for month in months) else None,
+            "kept_days": settings.keep_quota_days
+            if any(day.day is None for month in months for day in month.days)
+            else None,
         }
 
     def _named(self, windows: list[QuotaWindow]) -> dict[int, dict[str, Any]]:
@@ -125,6 +131,6 @@ def _is_day(text: str) -> bool:
         return False
 
 
-def _texts(totals: Totals) -> list[str]:
+def _texts(charged: int, refunded: int) -> list[str]:
     """Return what was charged, refunded, and used."""
-    return [number_text(figure) for figure in (*totals, totals.charged - totals.refunded)]
+    return [number_text(figure) for figure in (charged, refunded, charged - refunded)]

@@ -287,18 +287,19 @@ def _summed(entries: Iterable[Entry | Refusal], before: Sums, zone: tzinfo) -> S
         window = counter_name(bucket), bounds.first_day
         if window not in sums:
             sums[window] = [replace(part) for part in before.get(window, ())]
+        under = (day, bucket.policy_id, bucket.rate)
         for part in sums[window]:
-            if part.day == day and part.bucket.policy_id == bucket.policy_id:
+            if (part.day, part.bucket.policy_id, part.bucket.rate) == under:
                 break
         else:
             part = Part(bucket, bounds, day)
             sums[window].append(part)
         if refusal:
-            part.bucket, part.refused = bucket, max(part.refused, units)
+            part.refused = max(part.refused, units)
         elif refunded_us:
             part.refunded += units
-        else:  # a refund is of the rate that limited its charge
-            part.bucket, part.charged = bucket, part.charged + units
+        else:
+            part.charged += units
     return sums
 
 

@@ -15,13 +15,12 @@ from ..engine.calendar_windows import CalendarWindow, local_day
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
-from ..engine.rates import Rate
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.workers import redis_worker
 from ..utils.sansio import drive
 from . import book
-from .rows import Part, Row, Sums, Totals, Window, add_once, limited_by, rows_of
+from .rows import Part, Row, Sums, Totals, Under, Window, add_once, limited_by, rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +97,16 @@ def refund(limiter: Limiter, books: Iterable[Books], units: int | None) -> Calla
     return raise_store
 
 
-def share(own: Part, units: int, used: int, limited: Mapping[int, tuple[int, Rate]]) -> list[Part]:
-    """Add a refund to the part, up to what its policy has limited; return the parts of the others, the last first.
+def share(own: Part, units: int, used: int, limited: Mapping[Under, int]) -> list[Part]:
+    """Add a refund to the part, up to what its policy and rate limited; return the parts of the others, the last first.
 
     ``used`` is what all have used, and ``limited`` what each has by the days.
     """
-    others = {pk: each for pk, each in limited.items() if pk != (own.bucket.policy_id or 0)}
-    rest = units - max(0, used - sum(by_policy for by_policy, _rate in others.values()))
+    others = {under: each for under, each in limited.items() if under != (own.bucket.policy_id or 0, own.bucket.rate)}
+    rest = units - max(0, used - sum(others.values()))
     found = []
-    for policy, (by_policy, rate) in reversed(others.items()):
-        part = min(rest, by_policy)
+    for (policy, rate), each in reversed(others.items()):
+        part = min(rest, each)
         if part > 0:
             bucket = replace(own.bucket, policy_id=policy or None, rate=rate)
             found.append(Part(bucket, own.bounds, own.day, refunded=part))

@@ -48,11 +48,14 @@ class Row(NamedTuple):
         return self.charged + self.held, self.refunded, ends_us
 
 
+#: What limits: a policy, 0 = none, and its rate.
+Under = tuple[int, Rate]
+
+
 @dataclass(slots=True)
 class Part:
-    """What is to be added to a window: what one policy charged and refunded on one day, of checks that have ended."""
+    """What is to be added to a window: what one policy and rate charged and refunded on one day, in ended checks."""
 
-    #: As it limited last.
     bucket: Bucket
     bounds: CalendarWindow
     day: date
@@ -99,10 +102,10 @@ _TYPES = {
     **dict.fromkeys(("starts_at", "ends_at", "written_at"), _INSTANT),
     "mixed": ("bigint", "boolean"),
 }
-#: Model -> its columns, and those that name a row. Mixed comes before the policy, which MariaDB would else have
-#: replaced by then.
+#: Model -> its columns, and those that name a row. Mixed comes before the policy and the rate, which MariaDB would
+#: else have replaced by then.
 _TABLES = {
-    "QuotaDay": ((*_KEY, "day", "policy_id", "charged", "refunded", "rate"), (*_KEY, "day", "policy_id")),
+    "QuotaDay": ((*_KEY, "day", "policy_id", "rate", "charged", "refunded"), (*_KEY, "day", "policy_id", "rate")),
     "QuotaWindow": ((*_VALUES[:-1], "notified"), _KEY),
 }
 
@@ -140,16 +143,15 @@ def rows_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window, 
     return {window: row for window, row in rows.items() if window in windows}
 
 
-def limited_by(windows: Collection[Window]) -> dict[Window, dict[int, tuple[int, Rate]]]:
-    """Return the units that each policy has limited of months, by their days, and its rate; the last one is last."""
-    found: dict[Window, dict[int, tuple[int, Rate]]] = {}
-    days = (
-        _of(windows, "QuotaDay").order_by("day", "pk").values_list(*_KEY, "charged", "refunded", "policy_id", "rate")
-    )
+def limited_by(windows: Collection[Window]) -> dict[Window, dict[Under, int]]:
+    """Return the units that each policy and rate has limited of months, by their days; the last one is last."""
+    found: dict[Window, dict[Under, int]] = {}
+    columns = (*_KEY, "charged", "refunded", "policy_id", "rate")
+    days = _of(windows, "QuotaDay").order_by("day", "pk").values_list(*columns)
     for counter, first_day, charged, refunded, policy, rate in days:
-        policies = found.setdefault((counter, first_day), {})
-        before = policies.pop(policy, (0, rate)) if charged else policies.get(policy, (0, rate))
-        policies[policy] = before[0] + charged - refunded, Rate.parse(rate)
+        own, under = found.setdefault((counter, first_day), {}), (policy, Rate.parse(rate))
+        before = own.pop(under, 0) if charged else own.get(under, 0)
+        own[under] = before + charged - refunded
     return found
 
 
@@ -202,7 +204,8 @@ def _statement(alias: str, name: str) -> str:
     if "mixed" in quoted:
         read["notified"], changed["notified"] = "''", f"{table}.{quoted['notified']}"
         policies = (f"COALESCE({one}, 0)" for one in (f"{table}.policy_id", new.format("policy_id")))
-        changed["mixed"] = f"{table}.mixed OR {' <> '.join(policies)}"
+        rates = f"{table}.rate <> {new.format('rate')}"
+        changed["mixed"] = f"{table}.mixed OR {' <> '.join(policies)} OR {rates}"
     least = "MIN" if connection.vendor == "sqlite" else "LEAST"
     for column in quoted.keys() & set(_ADDED):
         changed[column] = f"{least}({table}.{quoted[column]} + {new.format(quoted[column])}, {_MOST_UNITS})"

@@ -51,5 +51,6 @@ def _text(line: InvoiceLine) -> str:
     used = f"{line.used} of {line.limit}" if month else f"{line.used}, {line.limit} each {line.period}"
     over = f", {line.over} over" if line.over else ""
     open_until = "" if line.complete else f", so far: until {line.ends}"
-    place = (named(line.subject, line.name), line.plan, line.endpoint or "all endpoints")
+    plan = f"{line.plan} ({line.reason})" if line.reason else line.plan
+    place = (named(line.subject, line.name), plan, line.endpoint or "all endpoints")
     return f"{'  '.join(text for text in place if text)}  {line.rate}: {used}{over}{open_until}"

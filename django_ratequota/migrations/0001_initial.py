@@ -203,7 +203,7 @@ class Migration(migrations.Migration):
                 ('policy_id', models.BigIntegerField(help_text='The policy that limited the counter. 0 = none.', verbose_name='policy')),
                 ('charged', models.BigIntegerField(help_text='Units or requests that were admitted on that day.', verbose_name='charged')),
                 ('refunded', models.BigIntegerField(help_text='Units or requests that were refunded on that day.', verbose_name='refunded')),
-                ('rate', models.CharField(help_text="The policy's rate on that day.", max_length=100, verbose_name='rate')),
+                ('rate', models.CharField(help_text="The policy's rate at that time.", max_length=100, verbose_name='rate')),
             ],
             options={
                 'verbose_name': 'quota day',
@@ -211,7 +211,7 @@ class Migration(migrations.Migration):
                 'default_permissions': (),
                 'ordering': ['day', 'counter'],
                 'indexes': [models.Index(fields=['counter', 'first_day'], name='ratequota_day_of_window')],
-                'constraints': [models.UniqueConstraint(fields=('day', 'counter', 'first_day', 'policy_id'), name='ratequota_day_one_row')],
+                'constraints': [models.UniqueConstraint(fields=('day', 'counter', 'first_day', 'policy_id', 'rate'), name='ratequota_day_one_row')],
             },
         ),
         migrations.CreateModel(
@@ -247,7 +247,7 @@ class Migration(migrations.Migration):
                 ('used', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), help_text='Charged minus refunded units or requests.', output_field=models.BigIntegerField(), verbose_name='used')),
                 ('percent', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), '-', django.db.models.functions.math.Mod(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), models.F('limit'))), '/', models.F('limit')), help_text='Used part of the limit in whole percent.', output_field=models.BigIntegerField(), verbose_name='percent')),
                 ('notified', models.TextField(blank=True, help_text='Levels in percent that were notified, by limit, as JSON.', verbose_name='notified')),
-                ('mixed', models.BooleanField(default=False, help_text='Whether several policies have limited the counter. The days show the charges under each policy.', verbose_name='mixed')),
+                ('mixed', models.BooleanField(default=False, help_text='Whether several policies or rates have limited the counter. The days show the charges under each.', verbose_name='mixed')),
                 ('starts_at', models.DateTimeField(help_text='Start of the window.', verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(help_text='End of the window.', verbose_name='ends at')),
                 ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),

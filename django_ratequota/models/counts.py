@@ -76,7 +76,7 @@ class QuotaWindow(UnrecordedModel):
         _("mixed"),
         default=False,
         help_text=_(
-            "Whether several policies have limited the counter. The days show the charges under each policy."
+            "Whether several policies or rates have limited the counter. The days show the charges under each."
         ),
     )
     notified = models.TextField(
@@ -114,9 +114,9 @@ class QuotaWindow(UnrecordedModel):
 
 
 class QuotaDay(UnrecordedModel):
-    """The units that one day added to a month in ``QuotaWindow``, by policy; kept for KEEP_QUOTA_DAYS.
+    """The units that one day added to a month in ``QuotaWindow``, by policy and rate; kept for KEEP_QUOTA_DAYS.
 
-    Of a month that several policies have limited, as long as the month: an invoice has a line for each of its plans.
+    Those of a month under several policies or rates are kept as long as the month, for the lines of its invoice.
     """
 
     counter = ExactField(_("counter"), max_length=128, help_text=_("The same as in the quota window."))
@@ -125,7 +125,7 @@ class QuotaDay(UnrecordedModel):
     policy_id = models.BigIntegerField(_("policy"), help_text=_("The policy that limited the counter. 0 = none."))
     charged = models.BigIntegerField(_("charged"), help_text=_("Units or requests that were admitted on that day."))
     refunded = models.BigIntegerField(_("refunded"), help_text=_("Units or requests that were refunded on that day."))
-    rate = models.CharField(_("rate"), max_length=100, help_text=_("The policy's rate on that day."))
+    rate = models.CharField(_("rate"), max_length=100, help_text=_("The policy's rate at that time."))
 
     class Meta(UnrecordedModel.Meta):
         verbose_name = _("quota day")
@@ -133,7 +133,9 @@ class QuotaDay(UnrecordedModel):
         ordering = ["day", "counter"]
         # By the day first: the rollup deletes by it, and what is written now is together.
         constraints = [
-            models.UniqueConstraint(fields=["day", "counter", "first_day", "policy_id"], name="ratequota_day_one_row")
+            models.UniqueConstraint(
+                fields=["day", "counter", "first_day", "policy_id", "rate"], name="ratequota_day_one_row"
+            )
         ]
         # For the days of some windows.
         indexes = [models.Index(fields=["counter", "first_day"], name="ratequota_day_of_window")]

@@ -61,7 +61,7 @@ def roll_up(keep_days: int = KEEP_DAYS) -> RolledUp:
 def forget_windows() -> int:
     """Delete the ledger's old rows, by KEEP_QUOTA_MONTHS and KEEP_QUOTA_DAYS; returns how many.
 
-    Days stay until their month has ended, and of a month that several policies have limited as long as the month.
+    Days stay until their month has ended, and under several policies or rates as long as the month.
     """
     now, months, days = timezone.now(), settings.keep_quota_months, settings.keep_quota_days
     deleted = _delete(LedgerWriter, Q(written_at__lt=now - timedelta(days=_WRITER_DAYS), held=""))

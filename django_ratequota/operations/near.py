@@ -177,9 +177,7 @@ def correct(row: QuotaWindow, bucket: Bucket) -> None:
     limit = bucket.rate.capacity
     if (row.limit, row.policy_id) != (limit, bucket.policy_id):
         stored = QuotaWindow.objects.filter(pk=row.pk)
-        # Never unset: another process may just have set it.
-        mixed = {"mixed": True} if row.policy_id != bucket.policy_id else {}
-        stored.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate), **mixed)
+        stored.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate), mixed=True)
 
 
 def _current(period: str) -> QuerySet[QuotaWindow]:

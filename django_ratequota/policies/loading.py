@@ -175,6 +175,19 @@ def load_assigned_kinds() -> set[str]:
     return {kind for kind, condition in begins.items() if rows.filter(condition).exists()}
 
 
+def assignments_of(subjects: Iterable[str]) -> dict[str, list[facts.Assignment]]:
+    """Read the assignments, also ended ones, of subjects such as ``user:42`` and ``tenant:acme``."""
+    ids = {subject: subject.removeprefix("user:") for subject in subjects}
+    users = [pk for subject, pk in ids.items() if pk != subject and _may_exist(pk)]
+    others = [subject for subject, pk in ids.items() if pk == subject]
+    found: dict[str, list[facts.Assignment]] = {}
+    for batch in in_batches(users):
+        found |= {f"user:{pk}": own for pk, own in _assignments("user_id", batch).items()}
+    for batch in in_batches(others):
+        found |= _assignments("subject", batch)
+    return found
+
+
 def _assignments(column: str, values: Sequence[str]) -> dict[str, list[facts.Assignment]]:
     """Return the assignments whose column has one of the values, by its text; ended ones may tell the months' day."""
     from ..models import PlanAssignment

@@ -13,7 +13,7 @@ from django.test import Client
 from django_ratequota.admin import quota_history
 from django_ratequota.admin.formatting import day_text
 from django_ratequota.engine.keys import beginning
-from django_ratequota.models import Endpoint, PolicyChange, QuotaWindow, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PolicyChange, QuotaWindow, RatePolicy
 from tests.support.operators import client_of, text_of, words_of
 from tests.support.windows import counted, given_back, of_day
 
@@ -136,9 +136,9 @@ def test_a_month_is_shown_by_its_days_and_who_gave_back(operator: Client, search
         "search",
         "1000/month",
         [
-            (day_text(first), "300", "0", "300"),
-            (day_text(first + timedelta(days=19)), "600", "50", "550"),
-            (day_text(this_month()), "0", "200", "-200"),
+            (day_text(first), "", "1000/month", "300", "0", "300"),
+            (day_text(first + timedelta(days=19)), "", "1000/month", "600", "50", "550"),
+            (day_text(this_month()), "", "1000/month", "0", "200", "-200"),
         ],
         ["900", "250", "650"],
     )
@@ -153,6 +153,19 @@ def test_a_month_is_shown_by_its_days_and_who_gave_back(operator: Client, search
     assert f'href="/admin/django_ratequota/policychange/{entry.pk}/change/"' in text
     assert len(re.findall(r" \(units\)</h3>", text)) == 2
     assert "KEEP_QUOTA_DAYS" not in text
+
+
+def test_a_day_has_a_row_for_each_plan_and_rate(operator: Client, free: Plan) -> None:
+    """Those under policies that an operator may not see are left out."""
+    own = RatePolicy.objects.create(subject="tenant:acme", rates="200/month")
+    row = window(date(2025, 10, 1), 30, policy_id=own.pk, limit=200)
+    of_day(row, date(2025, 10, 2), 20)
+    row.policy_id, row.rate = RatePolicy.objects.create(plan=free, rates="100/month").pk, "100/month"
+    of_day(row, date(2025, 10, 2), 10)
+    days = [("10/02/2025", "", "200/month", "20", "0", "20"), ("10/02/2025", "Free", "100/month", "10", "0", "10")]
+    for client, shown in ((operator, days), (client_of("grant_override", name="support"), days[:1])):
+        [counter] = client.get(f"{ACME}&month=2025-10-01").context["counters"]
+        assert (counter["days"], counter["total"][0]) == (shown, str(10 * (len(shown) + 1)))
 
 
 def test_operators_see_days_and_returns_of_policies_that_they_may_see(search: Endpoint) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,9 +17,9 @@ from django.urls import reverse
 from django_ratequota import check_request
 from django_ratequota.api import QuotaWindowSerializer, UsageHistoryView
 from django_ratequota.ledger.book import flush
-from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
+from django_ratequota.models import Endpoint, Plan, QuotaWindow, RatePolicy
 from tests.project.views import request_from
-from tests.support.windows import counted
+from tests.support.windows import counted, of_day
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -102,7 +102,8 @@ def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User)
             starts,
             ends,
             0,
-        )
+        ),
+        [{"plan": "", "rate": "100/month", "first_day": None, "last_day": None, "used": 40, "over": 0}],
     ]
     assert (older["name"], older["scope"], older["unit"]) == ("#4711/month requests", "#4711", "requests")
 
@@ -121,6 +122,8 @@ def test_what_requests_have_used_is_there_as_in_usage(client: Client, alice: Use
     told = {limit["title"]: {**limit, "resets_in": 0} for limit in limits if limit["period"]}
     assert len(rows) == len(told) == 3
     for row in rows:
+        lines = [(line["rate"], line["used"], line["over"]) for line in row.pop("lines")]
+        assert lines == [(row["rate"], 13, max(0, 13 - row["limit"]))]
         assert 0 < row["resets_in"] <= 31 * 86_400
         assert {**row, "resets_in": 0}.items() <= told[row["title"]].items()
         assert row["used"] == 13
@@ -148,6 +151,23 @@ def test_reading_limits_that_only_log(client: Client, alice: User) -> None:
     window(f"user:{alice.pk}", policy_id=4711)
     client.force_login(alice)
     assert [row["rate"] for row in history(client)] == ["100/month"]
+
+
+def test_a_month_has_the_lines_of_its_invoice_but_for_limits_that_only_log(client: Client, alice: User) -> None:
+    plans = [Plan.objects.create(name=name, slug=name.lower()) for name in ("Free", "Pro", "Test")]
+    rows = [RatePolicy.objects.create(plan=plan, rates="10/month") for plan in plans]
+    rows[2].mode = "log"
+    rows[2].save()
+    one = window(f"user:{alice.pk}", policy_id=rows[0].pk, used=21)
+    for row, day, units in zip((*rows, rows[0]), (2, 5, 6, 9), (15, 3, 1, 2), strict=True):
+        one.policy_id, one.rate = row.pk, "100/month" if row is rows[1] else "10/month"
+        of_day(one, date(2025, 10, day), units)
+    client.force_login(alice)
+    [found] = history(client)
+    assert [tuple(line.values()) for line in found["lines"]] == [
+        ("Free", "10/month", "2025-10-02", "2025-10-09", 17, 7),
+        ("Pro", "100/month", "2025-10-05", "2025-10-05", 3, 0),
+    ]
 
 
 def test_the_newest_come_first_page_by_page(client: Client, alice: User) -> None:
@@ -196,4 +216,4 @@ def test_one_query_reads_a_page(client: Client, alice: User) -> None:
     with CaptureQueriesContext(connection) as captured:
         assert len(history(client)) == 9
     assert sum("quotawindow" in query["sql"] for query in captured) == 1
-    assert len(captured) <= 3
+    assert len(captured) <= 6, "and the days, policies and assignments of all lines"

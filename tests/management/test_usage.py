@@ -12,6 +12,7 @@ import pytest
 import time_machine
 from django.core.management import CommandError
 
+from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from tests.support.commands import run
 from tests.support.windows import counted
 
@@ -45,10 +46,10 @@ def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
         [line] = run("usage", "--month", "2026-11").splitlines()
         assert line.endswith("100/month: 9 of 100, so far: until 2026-12-01")
         assert run("usage", "--month", "2026-10", "--subject", "user:1", "--format", "csv").splitlines() == [
-            '"name","subject","plan","endpoint","counted_per","unit","rate","limit","used","over","mode","begins",'
-            '"ends","complete","changed_at","policy"',
-            '"","user:1","policy 7 (deleted)","","","units","100/month","100","170","70","","2026-10-01",'
-            '"2026-10-31","True","2026-10-01 00:00:00+00:00","7"',
+            '"name","subject","plan","reason","endpoint","counted_per","unit","rate","limit","used","over","mode",'
+            '"begins","ends","first_day","last_day","complete","changed_at","policy"',
+            '"","user:1","policy 7 (deleted)","","","","units","100/month","100","170","70","","2026-10-01",'
+            '"2026-10-31","","","True","2026-10-01 00:00:00+00:00","7"',
         ]
         [found] = objects("2026-09")
     expected = {"subject": "user:1", "endpoint": None, "used": 5, "begins": "2026-09-01", "complete": True}
@@ -61,6 +62,17 @@ def test_usage_has_a_line_for_each_month_that_a_new_first_day_made() -> None:
     window("tenant:acme", 10, 10, day=20, limit=50, policy_id=8)
     shown = [(row["rate"], row["used"], row["limit"], row["over"], row["policy"]) for row in objects("2026-10")]
     assert shown == [("100/month", 120, 100, 20, 7), ("50/month", 10, 50, 0, 8)]
+
+
+def test_a_trial_has_the_reason_of_its_assignment(free: Plan) -> None:
+    policy = RatePolicy.objects.create(plan=free, rates="100/month")
+    window("tenant:acme", 10, 12, policy_id=policy.pk)
+    starts_at, ends_at = (datetime(2026, 10, day, tzinfo=UTC) for day in (3, 9))
+    PlanAssignment.objects.create(
+        subject="tenant:acme", plan=free, starts_at=starts_at, ends_at=ends_at, reason="Trial"
+    )
+    [line] = run("usage", "--month", "2026-10").splitlines()
+    assert line.startswith("tenant:acme  Free (Trial)  all endpoints  100/month: 12 of 100")
 
 
 def test_a_subject_forges_no_line_of_usage_and_no_formula() -> None:

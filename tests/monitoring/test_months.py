@@ -81,19 +81,19 @@ def test_the_month_of_an_invoice_begins_on_the_customers_day_where_code_names_th
     assert (rows(), invoiced("2025-11")) == ([("11-13", "12-13", 10)], 10)
 
 
-def test_a_refund_is_shared_by_the_policies_that_limited_the_month(limiter: Limiter) -> None:
-    """First that of the policy that limits now, then those of the others, the last one first."""
-    rate, at_us = Rate.parse("100/month"), limiter.now_us
-    limited = {0: (5, rate), 1: (30, rate), 2: (20, rate), 3: (10, rate)}
+def test_a_refund_is_shared_by_the_policies_and_rates_that_limited_the_month(limiter: Limiter) -> None:
+    """First that of the policy and rate that limit now, then those of the others, the last one first."""
+    rate, less, at_us = Rate.parse("100/month"), Rate.parse("50/month"), limiter.now_us
+    limited = {(0, rate): 5, (2, less): 30, (2, rate): 20, (3, rate): 10}
     for units, shares in (
-        (20, [(2, 20)]),
-        (25, [(2, 20), (3, 5)]),
-        (63, [(2, 20), (3, 10), (1, 30), (None, 3)]),
+        (20, [(2, rate, 20)]),
+        (25, [(2, rate, 20), (3, rate, 5)]),
+        (63, [(2, rate, 20), (3, rate, 10), (2, less, 30), (None, rate, 3)]),
     ):
         bucket = Bucket("user:1", rate, policy_id=2, durable=True)
         own = Part(bucket, window_of(bucket, at_us, UTC), date(2025, 11, 21))
         parts = [own, *share(own, units, 65, limited)]
-        assert [(part.bucket.policy_id, part.refunded) for part in parts] == shares
+        assert [(part.bucket.policy_id, part.bucket.rate, part.refunded) for part in parts] == shares
 
 
 def test_a_reset_over_midnight_is_of_the_month_that_was_shown(

@@ -1,7 +1,10 @@
-"""Invoices: a line for each plan of a month, exact after changes, resets, deletions and the rollup."""
+"""Invoices: a line for each plan and rate of a month, exact after changes, resets, deletions and the rollup."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -15,11 +18,13 @@ from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.keys import counter_name
 from django_ratequota.ledger import book, corrections
 from django_ratequota.ledger.book import Entry
-from django_ratequota.models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.rollup import forget_windows
+from django_ratequota.operations.assign import assign
 from django_ratequota.operations.near import correct
 from django_ratequota.operations.past_windows import InvoiceLine, Invoices, previous_month
 from tests.conftest import Clock
+from tests.support.properties import thorough_after
 from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
@@ -79,6 +84,7 @@ def test_a_line_has_what_a_bookkeeper_needs() -> None:
         name="Acme GmbH",
         subject=ACME,
         plan="Pro",
+        reason="",
         endpoint="search",
         counted_per="tenant",
         unit="requests",
@@ -89,6 +95,8 @@ def test_a_line_has_what_a_bookkeeper_needs() -> None:
         mode="log",
         begins=date(2025, 10, 1),
         ends=date(2025, 11, 1),
+        first_day=date(2025, 10, 5),
+        last_day=date(2025, 10, 5),
         complete=True,
         changed_at=datetime(2025, 10, 6, tzinfo=UTC),
         policy=row.pk,
@@ -122,7 +130,7 @@ def test_a_downgrade_has_a_line_for_each_plan(settings: Any) -> None:
     assert not QuotaDay.objects.exists(), "the days go with their month"
 
 
-def test_policies_of_a_plan_are_one_line_and_overrides_are_their_own() -> None:
+def test_policies_and_rates_of_a_plan_are_lines_of_their_own() -> None:
     pro = policy("100/month", "pro", reason="the one")
     note(pro, 60, 1)
     boost = policy("200/month", subject=ACME, ends_at=datetime(2025, 10, 9, tzinfo=UTC))
@@ -132,15 +140,190 @@ def test_policies_of_a_plan_are_one_line_and_overrides_are_their_own() -> None:
     RatePolicy.objects.filter(pk=other.pk).update(rates="80/month")
     other.refresh_from_db()
     note(other, 8, 11)
-    second = policy("300/month", subject=ACME, ends_at=datetime(2025, 10, 13, tzinfo=UTC))
-    note(second, 1, 12)
     found = lines()
-    expected = [("", "200/month", 100, 0), ("Pro", "80/month", 75, 75), ("", "300/month", 1, 0)]
-    assert told(found) == expected
-    assert [line.policy for line in found] == [boost.pk, other.pk, second.pk]
+    expected = [("Pro", "100/month", 60, 0), ("", "200/month", 100, 0), ("Pro", "90/month", 7, 7)]
+    assert told(found) == [*expected, ("Pro", "80/month", 8, 8)]
+    assert [line.policy for line in found] == [pro.pk, boost.pk, other.pk, other.pk]
     RatePolicy.objects.all().delete()
-    Endpoint.objects.create(pk=second.pk, name="of the same number").delete()
-    assert told(lines()) == expected, "the history knows whose they were"
+    Endpoint.objects.create(pk=boost.pk, name="of the same number").delete()
+    assert told(lines())[:3] == expected, "the history knows whose they were"
+
+
+def test_over_is_what_exceeded_the_limit_of_its_day(settings: Any) -> None:
+    """A higher limit for the days to come made it 0."""
+    row = policy("1000/month", "free")
+    note(row, 1500, 5)
+    RatePolicy.objects.update(rates="2000/month")
+    row.refresh_from_db()
+    expected = [("Free", "1000/month", 1500, 500)]
+    assert told(lines()) == expected
+    correct(QuotaWindow.objects.get(), bucket_of(row))
+    assert (told(lines()), QuotaWindow.objects.get().mixed) == (expected, True)
+    note(row, 700, 20)
+    assert told(lines()) == [*expected, ("Free", "2000/month", 700, 0)]
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 1}
+    with time_machine.travel(datetime(2026, 3, 1, tzinfo=UTC)):
+        forget_windows()
+    assert told(lines()) == [*expected, ("Free", "2000/month", 700, 0)]
+
+
+def test_plans_pay_what_is_within_the_limit_of_their_day() -> None:
+    free, pro = policy("1000/month", "free"), policy("10000/month", "pro")
+    for row, units, day in ((free, 1500, 1), (pro, 8800, 6), (free, 300, 21)):
+        note(row, units, day)
+    found = lines()
+    assert told(found) == [("Free", "1000/month", 1800, 800), ("Pro", "10000/month", 8800, 0)]
+    days = [(line.first_day, line.last_day) for line in found]
+    assert days == [(date(2025, 10, 1), date(2025, 10, 21)), (date(2025, 10, 6),) * 2]
+
+
+@pytest.mark.parametrize("assigned", ["subject", "user"])
+def test_a_trial_and_the_bought_plan_are_two_lines(
+    assigned: str, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = ACME if assigned == "subject" else f"user:{alice.pk}"
+    monkeypatch.setitem(globals(), "ACME", subject)
+    pro, other = policy("100/month", "pro"), policy("90/month")
+    who: dict[str, Any] = {"subject": ACME} if assigned == "subject" else {"user": alice}
+    fields = {**who, "plan": pro.plan}
+    first, bought_at, ends_at = (datetime(2025, 10, day, tzinfo=UTC) for day in (1, 15, 16))
+    trial = PlanAssignment.objects.create(**fields, starts_at=first, ends_at=ends_at, reason="Trial")
+    PlanAssignment.objects.create(**fields, starts_at=bought_at)
+    PlanAssignment.objects.create(subject="tenant:other", plan=pro.plan, reason="Of another")
+    for row, units, day in ((pro, 30, 14), (pro, 10, 15), (pro, 2, 16), (other, 5, 14)):
+        note(row, units, day)
+
+    def shown() -> list[tuple[Any, ...]]:
+        return [(line.plan, line.reason, line.used, line.first_day, line.last_day) for line in lines()]
+
+    expected = [
+        ("Pro", "Trial", 40, date(2025, 10, 14), date(2025, 10, 15)),
+        ("", "", 5, date(2025, 10, 14), date(2025, 10, 14)),
+        ("Pro", "", 2, date(2025, 10, 16), date(2025, 10, 16)),
+    ]
+    assert shown() == expected
+    note(pro, 5, 14, refunded=21)
+    assert [line[:3] for line in shown()] == [("Pro", "Trial", 37), ("", "", 5)], "the bought plan's first"
+    trial.delete()
+    assert [line[:3] for line in shown()] == [("Pro", "", 30), ("", "", 5), ("Pro", "", 7)], "no assignment, then one"
+
+
+def test_a_day_on_which_an_assignment_follows_another_is_the_first_ones() -> None:
+    """Also after the second has got an end, which would precede others then."""
+    pro = policy("100/month", "pro")
+    free = policy("10/month", "free").plan
+    first, bought_at, cancelled_at = (datetime(2025, 10, day, 9, tzinfo=UTC) for day in (1, 15, 25))
+    assign(ACME, "pro", starts_at=first, ends_at=cancelled_at, reason="Trial")
+    assign(ACME, "pro", starts_at=bought_at)
+    for day in (14, 15, 16):
+        note(pro, day, day)
+    for _ in range(2):
+        assert [(line.reason, line.used) for line in lines()] == [("Trial", 29), ("", 16)]
+        assign(ACME, free, starts_at=cancelled_at)
+
+
+def test_without_its_days_a_month_keeps_its_line(settings: Any) -> None:
+    pro = policy("100/month", "pro")
+    first = datetime(2025, 10, 1, tzinfo=UTC)
+    PlanAssignment.objects.create(subject=ACME, plan=pro.plan, starts_at=first, reason="Order 4711")
+    note(pro, 130, 5)
+    note(pro, 7, 30)
+    before = lines()
+    QuotaDay.objects.filter(day__lt=date(2025, 10, 9)).delete()
+    assert lines() == [replace(before[0], first_day=None)]
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 1}
+    with time_machine.travel(datetime(2026, 3, 1, tzinfo=UTC)):
+        forget_windows()
+        assert not QuotaDay.objects.exists()
+        assert lines() == [replace(before[0], first_day=None, last_day=None)]
+    assert (before[0].used, before[0].over, before[0].reason) == (137, 37, "Order 4711")
+
+
+#: A policy and its limit.
+Under = tuple[int, int]
+
+
+def drawn_month(dice: random.Random, *, resets: bool) -> dict[tuple[int, Under], int]:
+    """Draw what a month's days used under each policy and limit, in the order in which they began to.
+
+    Resets refund what others have used, too.
+    """
+    day, under, days = 1, (1, 10), dict[tuple[int, Under], int]()
+    for _ in range(dice.randint(4, 30)):
+        day = min(31, day + dice.choice([0, 0, 1, 1, 2, 5]))
+        units, chosen = dice.choice([1, 1, 3, 9, 30]), dice.random()
+        if chosen < 0.25:
+            under = dice.choice([(1, 10), (1, 20), (2, 100), (3, 5)])
+        elif chosen < 0.9:
+            days[day, under] = days.get((day, under), 0) + units
+        else:
+            used = Counter[Under]()
+            for (_day, one), had in days.items():
+                used[one] += had
+            if +used:
+                one = dice.choice(list(+used))
+                most = max(0, used.total()) if resets else used[one]
+                days[day, one] = days.get((day, one), 0) - min(units, most)
+    return days
+
+
+def owed(days: dict[tuple[int, Under], int]) -> dict[Under, tuple[int, int]]:
+    """Return what is used and over, unit by unit: a plan pays a unit while those paid are below the limit."""
+    paid, over = Counter[Under](), Counter[Under]()
+    for (_day, under), units in days.items():
+        for _ in range(units):
+            (paid if paid.total() < under[1] else over)[under] += 1
+        for _ in range(-units):
+            (over if over[under] else paid)[under] -= 1
+    return {under: (paid[under] + over[under], over[under]) for under in paid | over}
+
+
+@pytest.mark.parametrize("part", thorough_after(1, range(10)))
+def test_the_lines_of_any_month_are_those_of_its_days(part: int) -> None:
+    """A thousand months with edits: each as it ended, and as it was on a day before."""
+    months, plans = {}, [policy("1/month", f"plan{number}").plan for number in (1, 2, 3)]
+    rows = dict(zip((1, 2, 3), RatePolicy.objects.order_by("pk"), strict=True))
+    for number in range(part * 100, part * 100 + 100):
+        dice = random.Random(number)
+        days, until = drawn_month(dice, resets=number % 4 == 1), dice.randint(1, 31)
+        months[f"tenant:{number}"] = days
+        months[f"tenant:{number}-until"] = {key: units for key, units in days.items() if key[0] <= until}
+        if number % 4 == 0:
+            for name in (f"tenant:{number}", f"tenant:{number}-until"):
+                for day in (1, until):
+                    starts_at = datetime(2025, 10, day, 12, tzinfo=UTC)
+                    PlanAssignment.objects.create(subject=name, plan=plans[0], starts_at=starts_at)
+    windows, own_days = [], []
+    for subject, days in months.items():
+        named = {"counter": f"{{{subject}}}:0:fwmonth", "first_day": date(2025, 10, 1)}
+        ends = {"starts_at": datetime(2025, 10, 1, tzinfo=UTC), "ends_at": datetime(2025, 11, 1, tzinfo=UTC)}
+        figures = {"charged": sum(days.values()), "refunded": 0, "limit": 10, "rate": "10/month", "period": "month"}
+        fields = {**ends, **figures, "subject": subject, "policy_id": rows[1].pk, "written_at": ends["starts_at"]}
+        windows.append(QuotaWindow(**named, **fields))
+        for (day, (number, limit)), units in days.items():
+            under = {"policy_id": rows[number].pk, "rate": f"{limit}/month", "day": date(2025, 10, day)}
+            units = {"charged": max(0, units), "refunded": max(0, -units)}
+            own_days.append(QuotaDay(**named, **under, **units))
+    QuotaWindow.objects.bulk_create(windows)
+    QuotaDay.objects.bulk_create(own_days)
+    assert_lines(months, {row.pk: number for number, row in rows.items()})
+
+
+def assert_lines(months: dict[str, dict[tuple[int, Under], int]], policies: dict[int, int]) -> None:
+    found: dict[str, list[InvoiceLine]] = {subject: [] for subject in months}
+    for line in lines():
+        found[line.subject].append(line)
+        assert 0 <= line.over <= line.used
+    over = {subject: sum(line.over for line in own) for subject, own in found.items()}
+    for subject, days in months.items():
+        assert sum(line.used for line in found[subject]) == sum(days.values())
+        if int(subject.removeprefix("tenant:").partition("-")[0]) % 4 > 1:
+            expected = {under: figures for under, figures in owed(days).items() if figures[0]}
+            own = {(policies[line.policy or 0], line.limit): (line.used, line.over) for line in found[subject]}
+            assert {under: figures for under, figures in own.items() if figures[0]} == expected
+        earlier = months.get(f"{subject}-until", {})
+        if all(units >= 0 for key, units in days.items() if earlier.get(key) != units):
+            assert over[subject] >= over.get(f"{subject}-until", 0), "less, without a refund"
 
 
 def test_a_reset_after_a_downgrade_leaves_no_negative_line() -> None:
@@ -151,6 +334,8 @@ def test_a_reset_after_a_downgrade_leaves_no_negative_line() -> None:
     assert told(lines()) == [("Free", "100/month", 0, 0)]
     note(pro, 10, 25)
     assert told(lines()) == [("Pro", "1000/month", 10, 0)]
+    note(free, 15, 20, refunded=26)
+    assert told(lines()) == [("Free", "100/month", -5, 0)], "what was reserved was refunded twice"
 
 
 def test_a_reset_gives_back_what_each_plan_has_limited(limiter: Limiter, clock: Clock) -> None:
@@ -190,9 +375,7 @@ def test_an_edit_that_only_a_page_saw_makes_no_line() -> None:
     assert told(lines()) == [("Pro", "1000/month", 300, 0)]
     note(free, 20, 4)
     correct(QuotaWindow.objects.get(), bucket_of(free))
-    assert told(lines()) == [("Free", "100/month", 20, 0), ("Pro", "1000/month", 300, 0)], (
-        "what was first stays within"
-    )
+    assert told(lines()) == [("Free", "100/month", 20, 0), ("Pro", "1000/month", 300, 0)], "the first ones pay first"
 
 
 def test_pages_and_filters_have_the_same_lines() -> None:
@@ -255,16 +438,31 @@ def test_the_previous_month_is_that_of_the_time_zone(settings: Any, zone: str, n
         assert previous_month() == month
 
 
-def test_the_key_of_a_day_names_its_policy() -> None:
-    """Two policies in one flush, the last of them the one of the flush before."""
-    pro, free = policy("1000/month", "pro"), policy("100/month", "free")
-    for flushed in (((pro, 3),), ((free, 4), (pro, 5))):
+def test_the_key_of_a_day_names_its_policy_and_rate() -> None:
+    """Two policies in one flush, the last of them the one of the flush before; then another rate of it."""
+    pro, free, more = policy("1000/month", "pro"), policy("100/month", "free"), policy("2000/month")
+    more.pk = pro.pk
+    for flushed in (((pro, 3),), ((free, 4), (pro, 5), (more, 2))):
         for row, units in flushed:
             at_us = round(datetime(2025, 10, 5, tzinfo=UTC).timestamp()) * 10**6
             book.ledger.entries.append(Entry(bucket_of(row), units, at_us))
         book.flush()
-    rows = QuotaDay.objects.order_by("policy_id").values_list("counter", "policy_id", "charged", "rate")
+    rows = QuotaDay.objects.order_by("policy_id", "pk").values_list("counter", "policy_id", "charged", "rate")
     counter = counter_name(bucket_of(free))
-    assert list(rows) == [(counter, pro.pk, 8, "1000/month"), (counter, free.pk, 4, "100/month")]
+    assert list(rows) == [
+        (counter, pro.pk, 8, "1000/month"),
+        (counter, pro.pk, 2, "2000/month"),
+        (counter, free.pk, 4, "100/month"),
+    ]
     window = QuotaWindow.objects.get()
-    assert (window.mixed, window.used, window.policy_id) == (True, 12, pro.pk)
+    assert (window.mixed, window.used, window.policy_id, window.rate) == (True, 14, pro.pk, "2000/month")
+
+
+def test_another_rate_alone_makes_a_month_mixed() -> None:
+    row = policy("1000/month", "pro")
+    note(row, 3, 5)
+    note(row, 3, 6)
+    assert not QuotaWindow.objects.get().mixed
+    row.rates = "2000/month"
+    note(row, 3, 7)
+    assert QuotaWindow.objects.get().mixed

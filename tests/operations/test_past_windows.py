@@ -49,17 +49,18 @@ def test_days_add_up_to_the_window_and_returns_have_their_makers(
     reserved.settle(5)
     first = date(2025, 11, 1)
     [month] = months(first)
-    assert month.days == {
-        date(2025, 11, 3): (30, 0),
-        date(2025, 11, 20): (20, 10),
-        date(2025, 11, 30): (15, 0),
-        date(2025, 12, 1): (0, 10),
-    }
+    under = (RatePolicy.objects.get().pk, "100/month")
+    assert month.days == [
+        (date(2025, 11, 3), *under, 30, 0),
+        (date(2025, 11, 20), *under, 20, 10),
+        (date(2025, 11, 30), *under, 15, 0),
+        (date(2025, 12, 1), *under, 0, 10),
+    ]
     assert month.total == (month.window.charged, month.window.refunded) == (65, 20)
     assert returns(first) == [("grant", "alice", "Ticket 4711", 10)], "of the window, not of the limit by the day"
     QuotaDay.objects.filter(day__lt=date(2025, 11, 20)).delete()
     [less] = months(first)
-    assert (less.days.pop(None), less.total) == ((30, 0), month.total)
+    assert (less.days[0], less.total) == ((None, *under, 30, 0), month.total)
 
     # Beyond the limit, in a month that began on another day while the first went on.
     assignment.anchor = 15

@@ -243,9 +243,8 @@ class Traffic:
             same(self.usage(customer), usage)
             same(self.history(customer), months)
             by_endpoint = by_day(QuotaWindow.objects.filter(subject=customer.subject), first)
-            of_days = ((endpoints[one.window.endpoint_id], one.days.items()) for one in by_endpoint)
-            found = ((name, day, charged - given) for name, one in of_days for day, (charged, given) in one)
-            same(sums(found), days)
+            of_days = ((endpoints[one.window.endpoint_id], day) for one in by_endpoint for day in one.days)
+            same(sums((name, one.day, one.charged - one.refunded) for name, one in of_days), days)
         same(self.invoiced(), lines)
         rows = [row for row in self.file("quotas/?csv=1&level=0&window=month") if row["used"] != "0"]
         same({(row["customer"], row["endpoint"]): (int(row["used"]), int(row["limit"])) for row in rows}, now)
@@ -265,6 +264,8 @@ class Traffic:
 
     def history(self, customer: Customer) -> dict[Any, int]:
         rows = customer.member.get("/quota/usage/history/?period=month&page_size=1000").json()["results"]
+        for row in rows:
+            same((sum(line["used"] for line in row["lines"]), row["scope"]), (row["used"], row["scope"]))
         return sums((row["scope"], local_day(row["starts_at"]), row["used"]) for row in rows)
 
     def invoiced(self) -> dict[Any, int]:
