@@ -98,7 +98,7 @@ def refund(limiter: Limiter, books: Iterable[Books], units: int | None) -> Calla
 
 
 def share(own: Part, units: int, used: int, limited: Mapping[Under, int]) -> list[Part]:
-    """Add a refund to the part, up to what its policy and rate limited; return the parts of the others, the last first.
+    """Add a refund to the part, up to what its policy and rate limited; return the parts of others, the last first.
 
     ``used`` is what all have used, and ``limited`` what each has by the days.
     """
