@@ -54,7 +54,7 @@ SLOW = """
     admin/test_health admin/test_traffic
     changes/test_databases changes/test_publication changes/test_reasons
     enforcement/test_exempt_views enforcement/test_propagation enforcement/test_settlement enforcement/test_slots
-    engine/test_concurrency front/test_ninja front/test_openapi monitoring/test_ledger_exact monitoring/test_months
+    engine/test_concurrency front/test_ninja front/test_openapi ledger/test_exact ledger/test_months
     operations/test_blocks operations/test_boost_all operations/test_boosts operations/test_concurrent_limits
     operations/test_invoice_lines operations/test_near
     operations/test_organisations operations/test_revert

@@ -126,7 +126,7 @@ class InvoiceLine:
     #: The days of the first and the last charge under this line; None = they are no longer kept.
     first_day: date | None
     last_day: date | None
-    #: Whether the last window has ended; else the line is what was used so far.
+    #: Whether the last window and all of its requests have ended; else the line is what was used so far.
     complete: bool
     #: When one of its windows changed last, in TIME_ZONE: after an invoice was sent, perhaps.
     changed_at: datetime
@@ -228,7 +228,7 @@ def _invoice_line(line: Line, names: Mapping[str, str], endpoints: Mapping[int, 
         ends=local_date(last.ends_at),
         first_day=line.first_day,
         last_day=line.last_day,
-        complete=to_us(last.ends_at) <= to_us(timezone.now()),
+        complete=to_us(last.ends_at) <= to_us(timezone.now()) and not any(window.held for window in line.windows),
         changed_at=datetime.fromtimestamp(changed_us // 10**6, settings.time_zone),
         policy=line.policy or None,
     )

@@ -56,7 +56,7 @@ PARTS = {
     "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
         policies/test_unreadable changes/test_writer operations/test_revert admin/test_plans
         monitoring/test_rollup changes/test_publication
-        changes/test_saves monitoring/test_ledger monitoring/test_restoring policies/test_lists
+        changes/test_saves ledger/test_rows ledger/test_restoring policies/test_lists
         admin/test_assignments""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain
@@ -66,7 +66,7 @@ PARTS = {
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
         policyfile/test_validator policyfile/test_comparison policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit operations/test_near
-        admin/test_quotas_page monitoring/test_ledger monitoring/test_restoring admin/test_lists
+        admin/test_quotas_page ledger/test_rows ledger/test_restoring admin/test_lists
         operations/test_revert admin/test_assignments""",
 }
 
