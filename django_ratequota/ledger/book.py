@@ -294,12 +294,16 @@ def _summed(entries: Iterable[Entry | Refusal], before: Sums, zone: tzinfo) -> S
         else:
             part = Part(bucket, bounds, day)
             sums[window].append(part)
+        if refunded_us:
+            part.refunded += units
+            continue
         if refusal:
             part.refused = max(part.refused, units)
-        elif refunded_us:
-            part.refunded += units
         else:
             part.charged += units
+        if part is not sums[window][-1]:  # the last one limits the window
+            sums[window].remove(part)
+            sums[window].append(part)
     return sums
 
 

@@ -31,7 +31,9 @@ def claim(sums: Sums, rows: Mapping[Window, Row]) -> Notices:
     for window, row in rows.items() if quota_threshold.receivers else ():
         used = row.charged - row.refunded
         told = json.loads(row.notified) if row.notified else {}
-        found = [each for part in _by_limit(sums[window]) for each in _crossing(part, used, told)]
+        # By the limit that was in force last, not by that of an older charge that was refunded.
+        asked = [part for part in sums[window] if part.charged or part.refused]
+        found = list(_crossing(asked[-1], used, told)) if asked else []
         if found:
             told |= {str(each.status.limit): each.level for each in found}
             counter, first_day = window
@@ -40,14 +42,6 @@ def claim(sums: Sums, rows: Mapping[Window, Row]) -> Notices:
             notices.crossings.extend(found)
         notices.told.update((window, int(limit)) for limit, level in told.items() if level == 100)
     return notices
-
-
-def _by_limit(parts: list[Part]) -> Iterator[Part]:
-    """Yield the last part of each limit, with the highest cost that was refused."""
-    by_limit: dict[int, Part] = {}
-    for part in parts:
-        by_limit[part.bucket.rate.capacity] = part
-    yield from by_limit.values()
 
 
 def _crossing(part: Part, used: int, told: Mapping[str, int]) -> Iterator[Crossing]:

@@ -70,8 +70,6 @@ class Line:
     used: int = 0
     #: The part of ``used`` above the limit.
     over: int = 0
-    #: Units of its days that were refunded without having been charged on them.
-    owed: int = 0
     #: The assignment's.
     reason: str = ""
 
@@ -152,32 +150,34 @@ def _fold(
         line = lines[key]
         if day.charged:
             line.days.append(day.day)
-        units = day.charged - day.refunded - line.owed
-        line.owed, units = max(0, -units), max(0, units)
-        pays = max(0, min(units, line.limit - paid))
-        line.used, line.over, paid = line.used + units, line.over + units - pays, paid + pays
-        paid -= _take(line, line)
+        units = day.charged - day.refunded
+        if units >= 0:
+            pays = max(0, min(units, line.limit - paid))
+            line.used, line.over, paid = line.used + units, line.over + units - pays, paid + pays
+            continue
+        same = [one for one in lines.values() if (one.policy, one.rate) == (line.policy, line.rate)]
+        paid -= _take([line, *reversed(same)], -units, line)
     found = list(lines.values())
-    for line in found:
-        for one in _in_turn(line, found) if line.owed else ():
-            _take(one, line)
-    if owed := sum(line.owed for line in found):
-        found[-1].used -= owed  # what was reserved was refunded twice
+    for line in found:  # whose units were refunded before they were charged, or under another policy
+        if line.used < 0:
+            units, line.used = -line.used, 0
+            _take([one for one in reversed(found) if one.used > 0], units, line)
     return [line for line in found if line.used] or found[-1:]
 
 
-def _take(line: Line, own: Line) -> int:
-    """Take what ``own`` owes from a line, first what is over; returns how much of it plans had paid."""
-    taken = min(own.owed, line.used)
-    of_over = min(taken, line.over)
-    line.used, line.over, own.owed = line.used - taken, line.over - of_over, own.owed - taken
-    return taken - of_over
+def _take(lines: Iterable[Line], units: int, rest: Line) -> int:
+    """Take units from the lines in turn, of each first what is over, and what they lack from ``rest``.
 
-
-def _in_turn(own: Line, lines: Iterable[Line]) -> list[Line]:
-    """Return the lines that pay for what one owes: first those of its policy and rate, and the last ones first."""
-    last_first = [*lines][::-1]
-    return sorted(last_first, key=lambda one: (one.policy, one.rate) != (own.policy, own.rate))
+    Returns how many of them plans had paid.
+    """
+    paid = 0
+    for line in lines:
+        taken = max(0, min(units, line.used))
+        of_over = min(taken, line.over)
+        line.used, line.over = line.used - taken, line.over - of_over
+        paid, units = paid + taken - of_over, units - taken
+    rest.used -= units
+    return paid + units
 
 
 def _terms(subjects: Iterable[str]) -> dict[str, list[_Term]]:

@@ -27,14 +27,15 @@ from accounts.models import ApiKey, Membership, Organisation
 from django.contrib.auth.models import User
 from django.core import mail
 from django.core.management import call_command
+from django.db.models.functions import Now
 from django.test import Client
 from django.utils import timezone
 from django.utils.formats import date_format
 from mysite import views
 
-from django_ratequota import Limiter, notify
+from django_ratequota import Limiter, check_caller, notify
 from django_ratequota.ledger import book
-from django_ratequota.models import Endpoint, QuotaWindow
+from django_ratequota.models import Endpoint, LedgerWriter, QuotaWindow
 from django_ratequota.monitoring import alerts
 from django_ratequota.operations.past_windows import by_day
 from django_ratequota.quotas import assign
@@ -44,6 +45,8 @@ from tests.support.reference_models import begins_month
 
 ZONE = ZoneInfo("Europe/Berlin")
 BEGIN, END = datetime(2026, 1, 10, 9, tzinfo=ZONE), datetime(2026, 5, 16, 9, tzinfo=ZONE)
+#: When a customer leaves a plan that nobody has cancelled.
+NEVER = END + timedelta(days=99)
 SIGN_UPS = {date(2026, 1, 15): "Globex AG", date(2026, 1, 31): "=Initech", date(2026, 2, 28): "Umbrella; Söhne"}
 ADMIN = "/admin/django_ratequota/ratepolicy/"
 #: What a request reserves.
@@ -73,7 +76,7 @@ class Customer:
         self.row, self.subject, self.anchor = row, f"organisation:{row.pk}", timezone.localdate().day
         self.plan, self.trial, self.is_warned = "free", BEGIN, False
         #: When the planned cancellation takes effect.
-        self.leaves = END
+        self.leaves = NEVER
         #: Endpoint, first day of the month, plan, day, units.
         self.log: list[tuple[str, date, str, date, int]] = []
         who, key = {"username": f"user{row.pk}", "password": f"secret-{row.pk}"}, f"key-{row.pk}"
@@ -113,8 +116,8 @@ class Customer:
 class Traffic:
     """What customers and operators do, drawn by dice."""
 
-    def __init__(self, clock: Any) -> None:
-        self.dice, self.clock, self.done = random.Random(4), clock, Counter[str]()
+    def __init__(self, clock: Any, seed: int) -> None:
+        self.dice, self.clock, self.done = random.Random(seed), clock, Counter[str]()
         #: (plan, endpoint) -> units a month, and requests a minute: of each organisation has one person.
         self.limits: dict[tuple[str, str], tuple[int, int]] = {}
         per_member, *policies = yaml.safe_load(Path("policies.yaml").read_text())["policies"]
@@ -131,6 +134,7 @@ class Traffic:
 
     def run(self) -> None:
         rare = [self.buy, self.cancel, self.cancel_for_later, self.try_out, self.reset, self.lose_redis]
+        rare.append(self.kill_worker)
         sign_ups = dict(SIGN_UPS)
         while timezone.now() < END:
             self.clock.shift(self.dice.choice([3600, 5 * 3600, 30 * 3600]))
@@ -140,7 +144,7 @@ class Traffic:
             verb = self.dice.choice([*[self.requests] * 30, *rare])
             verb()
             self.done[verb.__name__] += 1
-            if self.dice.random() < 0.06:
+            if self.dice.random() < 0.2:
                 self.compare()
         self.compare()
         self.work_for_two()
@@ -160,7 +164,7 @@ class Traffic:
 
     def buy(self, plan: str = "pro") -> None:
         assign(self.customer.subject, plan)
-        self.customer.plan, self.customer.trial, self.customer.leaves = plan, BEGIN, END
+        self.customer.plan, self.customer.trial, self.customer.leaves = plan, BEGIN, NEVER
 
     def cancel(self) -> None:
         self.buy("free")
@@ -179,6 +183,18 @@ class Traffic:
         for (plan,), units in sums((entry[2], entry[-1]) for entry in month).items():
             self.customer.note(endpoint, -units, plan)
 
+    def kill_worker(self) -> None:
+        """While it runs completions that nobody gets."""
+        book.flush()
+        which = {"organisation": str(self.customer.row.pk)}
+        for _ in range(self.dice.randint(1, 3)):
+            check_caller(identifiers=which, scope="completions", cost=COSTS["completions"]).__enter__()
+        book.flush()
+        book.ledger.clear()
+        LedgerWriter.objects.exclude(held="").update(written_at=Now() - timedelta(minutes=11))
+        book.drop()
+        book.raise_store()
+
     def lose_redis(self) -> None:
         for key in self.redis.scan_iter("rqtest:saas*"):
             self.redis.delete(key)
@@ -189,8 +205,7 @@ class Traffic:
         for _ in range(self.dice.choice([1, 1, 3, 3, 25])):
             if not self.request(endpoint):
                 break
-        if self.dice.random() < 0.3:
-            book.flush()
+        book.flush()
 
     def request(self, endpoint: str) -> bool:
         """Make one; returns whether it is admitted."""
@@ -203,7 +218,6 @@ class Traffic:
         admitted = used + COSTS[endpoint] <= limit and self.within_minute < per_minute
         same(response.status_code, 429 if not admitted else 500 if fails else 200)
         left = limit - used - (COSTS[endpoint] if admitted else 0)
-        customer.is_warned |= left * 5 <= limit
         self.done["refused"] += not admitted
         if response.status_code != 500:
             [(units, seconds)] = re.findall(rf'"{endpoint}/month";r=(\d+)(?:;t=(\d+))?', response["RateLimit"])
@@ -213,6 +227,7 @@ class Traffic:
             same(response["X-RateLimit-Remaining"], str(left))
             customer.note(endpoint, tokens if endpoint == "completions" else 1)
             self.within_minute += 1
+        customer.is_warned |= customer.used(endpoint) * 5 >= limit * 4
         return admitted
 
     def work_for_two(self) -> None:
@@ -287,7 +302,7 @@ class Traffic:
         return list(csv.DictReader(io.StringIO(content)))
 
 
-def main(typed: list[list[str]]) -> None:
+def main(typed: list[list[str]], seed: int) -> None:
     """Type the page's commands, the first three before all traffic."""
     logging.disable(logging.CRITICAL)
     with time_machine.travel(BEGIN, tick=False) as clock:
@@ -296,7 +311,7 @@ def main(typed: list[list[str]]) -> None:
         process.limiter = OncePerSettings(partial(Limiter, clock=lambda: time.time_ns() // 1000))
         for job in (book.writing, book.dropping, book.raising):  # which ``flush`` does
             job.seconds = lambda: 0.0
-        traffic = Traffic(clock)
+        traffic = Traffic(clock, seed)
         traffic.run()
         for command in typed[3:]:
             call_command(*command)
