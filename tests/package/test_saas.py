@@ -37,7 +37,12 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 SESSION_COOKIE_AGE = 365 * 86_400
 DATABASES["default"]["OPTIONS"] = {"init_command": "PRAGMA synchronous = OFF", "timeout": 20}
 """
-RUN = "import django, sys; django.setup(); from tests.package import saas_traffic as s; s.main(eval(sys.argv[1]), int(sys.argv[2]))"
+RUN = """
+import django, sys
+django.setup()
+from tests.package import saas_traffic
+saas_traffic.main(eval(sys.argv[1]), int(sys.argv[2]))
+"""
 
 
 def test_the_code_that_the_page_asks_for_is_short() -> None:
