@@ -14,9 +14,9 @@ from ..engine.types import Bucket
 from ..exceptions import InvalidRate, StoreError
 from ..ledger import book
 from ..ledger.restoring import restore
-from ..monitoring import is_kept
 from ..monitoring.health import note_degraded
 from ..monitoring.outages import outages
+from ..monitoring.workers import is_kept
 from ..policies.facts import PolicyFacts
 from ..policies.resolver import Resolution
 from ..runtime import process

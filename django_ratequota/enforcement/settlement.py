@@ -21,8 +21,8 @@ from ..exceptions import StoreError
 from ..ledger import book
 from ..ledger.noted import Entry, Settled
 from ..ledger.restoring import restore
-from ..monitoring import is_kept
 from ..monitoring.health import note_degraded
+from ..monitoring.workers import is_kept
 from ..policies.snapshot import Snapshot
 from ..utils.shielding import shielded
 from .step_runner import Step, arun, run

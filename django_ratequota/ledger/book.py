@@ -33,9 +33,8 @@ from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..exceptions import StoreError
-from ..monitoring import is_kept
 from ..monitoring.alerts import quota_threshold, send_claimed
-from ..monitoring.workers import database_worker, redis_worker
+from ..monitoring.workers import database_worker, is_kept, redis_worker
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..utils import forks

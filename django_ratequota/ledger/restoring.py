@@ -23,8 +23,7 @@ from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
 from ..engine.types import Bucket
-from ..monitoring import is_kept
-from ..monitoring.workers import database_worker
+from ..monitoring.workers import database_worker, is_kept
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..utils.problems import note_problem

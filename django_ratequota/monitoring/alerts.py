@@ -27,8 +27,7 @@ from ..store.base import Call
 from ..utils import forks
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
-from . import is_kept
-from .workers import receivers_worker, redis_worker
+from .workers import is_kept, receivers_worker, redis_worker
 
 #: Sent when a request left a bucket at 80 % or 100 % of its limit: ``level`` (80 or 100), ``status`` (the
 #: ``BucketStatus`` then), ``cost`` (what the request takes of the bucket, or was refused) and ``at`` (aware). Level

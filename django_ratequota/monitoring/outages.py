@@ -22,9 +22,8 @@ from ..conf import settings
 from ..runtime import process
 from ..utils import forks
 from ..utils.problems import note_problem
-from . import is_kept
 from .health import process_name
-from .workers import database_worker
+from .workers import database_worker, is_kept
 
 #: A decision by ``on_error`` after so long without one begins another outage.
 GAP = timedelta(seconds=60)

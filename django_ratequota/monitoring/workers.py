@@ -19,6 +19,8 @@ from typing import Any
 
 from django.db import close_old_connections
 
+from .. import monitoring
+from ..conf import settings
 from ..exceptions import StoreError
 from ..utils import forks
 from ..utils.problems import note_problem
@@ -175,6 +177,11 @@ redis_worker = Worker("redis", "slots", "raise", "alerts", "statistics", "report
 database_worker = Worker("database", "restore", "ledger", "drop", "outages")
 #: Runs the project's receivers of signals, which may wait for anything; it starts when a signal is due.
 receivers_worker = Worker("receivers", "receivers")
+
+
+def is_kept(limiter: Any) -> bool:
+    """Whether counts are kept in the database: those of Redis are, if the setting says so."""
+    return bool(settings.checkpoint_seconds) and not limiter.store.absent and monitoring.writes_rows
 
 
 def end(**_: object) -> None:

@@ -26,8 +26,8 @@ from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..ledger import book, corrections, restoring
 from ..models import Endpoint, PolicyChange, QuotaWindow, RatePolicy
-from ..monitoring import is_kept
 from ..monitoring.health import Health, health, reports
+from ..monitoring.workers import is_kept
 from ..policies.facts import to_us
 from ..policies.limit_names import limit_name
 from ..policies.requests.caller import UNKNOWN, failed_kind

@@ -98,6 +98,7 @@ statuses = [(user, status) for user in users for status in peek(durable(user)).v
 answer = [[user.username, str(status.bucket.rate), status.used + status.debt] for user, status in statuses]
 """
 _GIVE_BACK = """
+fail = lambda at, chance: None
 buckets = [bucket for bucket in durable(users[0]) if bucket.rate.counts == "units"]
 give_back(buckets, 5, reason="A mistake of ours")
 answer = len(buckets)

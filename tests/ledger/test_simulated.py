@@ -407,6 +407,7 @@ def test_nobody_is_billed_for_more_than_was_used(
         simulation.run(300)
     finally:
         book.ledger = own
+        simulation.limiter.store.close()
     check(simulation)
     for window, units in simulation.used.items():
         assert units <= 2 * _LIMIT[window[1]] + simulation.excess[window]

@@ -101,6 +101,7 @@ def hostile(settings: Any, tmp_path: Path) -> dict[str, str]:
     call_command("ratequota", "export", "--assignments", "--output", str(file))
     request = RequestFactory().generic(HOSTILE, "/", REMOTE_ADDR="203.0.113.7", HTTP_USER_AGENT=HOSTILE)
     refused = [check_request(request, again=True) for _ in range(3)][-1]
+    request.close()
     collector.flush()
     flush()
     save = PolicyChange.objects.latest("pk").change_id
