@@ -160,7 +160,7 @@ class Settings:
     #: `ratequota status`; 0 = there are none, and refusals have no id.
     statistics_seconds: float = _key(1.0, _number(0, 20))
     #: Seconds between two writes of durable counters to the database; 0 = the database has none.
-    checkpoint_seconds: float = _key(1.0, _number(0, 3600))
+    checkpoint_seconds: float = _key(1.0, _number(0, 300))
     #: Months for which the usage of ended calendar periods is kept in the database; 0 = forever.
     keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
     #: Days for which the database keeps the usage of each day of a month; 0 = forever.

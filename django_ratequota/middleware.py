@@ -102,9 +102,8 @@ def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:
     if RESERVED in vars(request):
         yield Twins(settle, asettle, (request, response))
     slots = checks.slots
-    if getattr(response, "streaming", False):
-        if slots is not None or checks.durable:
-            leave_to_body(request, response, checks)
+    if getattr(response, "streaming", False) and (slots is not None or checks.durable):
+        leave_to_body(request, response, checks)
     else:
         checks.ended = True
         if slots is not None:

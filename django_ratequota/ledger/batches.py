@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, DataError, IntegrityError, transaction
@@ -33,20 +33,12 @@ _REFUSAL_NUMBERS = {1292, 1365, 1366}
 Refused = dict[Window, DatabaseError]
 
 
-class Added(NamedTuple):
-    """What is known once a batch is in the rows."""
+def add(sums: Sums, writer: UUID, batch: int, levels: Mapping[Window, int], notices: Notices) -> tuple[Raised, int]:
+    """Add the sums to the rows unless the writer's batch of this number is in them; returns what Redis is raised to.
 
-    #: What Redis is to be raised to.
-    due: Raised
-    #: Units, charged or refunded, of rows that the database refuses.
-    set_aside: int
-    notices: Notices
+    ``levels`` are the units of the writer's open checks in those of the windows where they have changed. ``notices``
+    gets what the rows make known; if the batch is in them, its first try has done so.
 
-
-def add(sums: Sums, writer: UUID, batch: int, levels: Mapping[Window, int]) -> Added:
-    """Add the sums to the rows unless the writer's batch of this number is in them.
-
-    ``levels`` are the units of the writer's open checks in those of the windows where they have changed.
     Rows that the database refuses must not keep the others waiting: they are logged, and their units are returned,
     too. Raises ``django.db.Error``; then nothing is known, and the same batch is to be added again.
     """
@@ -60,10 +52,10 @@ def add(sums: Sums, writer: UUID, batch: int, levels: Mapping[Window, int]) -> A
             errors = list(refused.values())
             if len(errors) == len(sums) > 1 and all(isinstance(error, IntegrityError) for error in errors):
                 raise errors[0]  # all of them: another version of this app has migrated the table
+            claim(sums, found, notices)
         else:
             found = rows_of(sums)
-        notices = claim(sums, found)
-    return Added(due(found, sums), _log(sums, refused) if refused else 0, notices)
+    return due(found, sums), _log(sums, refused) if refused else 0
 
 
 def _add_each(sums: Sums, refused: Refused) -> dict[Window, Row]:
@@ -99,31 +91,30 @@ def _log(sums: Sums, refused: Refused) -> int:
     return sum(charged + refunded for _counter, _first_day, charged, refunded in lost)
 
 
-def drop_silent(today: date) -> Raised:
-    """Refund what writers that have been silent for ten minutes held; returns what Redis is to be raised to.
+def drop_silent(today: date) -> Iterator[Raised]:
+    """Refund what writers that have been silent for ten minutes held; yields what Redis is to be raised to.
 
     They were killed, so nobody has got anything for these units: they are charged and refunded at once. A writer that
     lives after all begins with no open units. Raises ``django.db.Error``.
     """
-    totals = Raised()
     for writer in writers.silent():
+        sums = Sums()
         with committing(model_of("QuotaWindow")):
             levels = writers.take(writer)
             found = model_of("QuotaWindow").objects.filter(counter__in={counter for counter, _day in levels})
-            sums = {}
             for row in found:
                 if units := levels.get((row.counter, row.first_day)):
-                    sums[row.counter, row.first_day] = [part_of(row, today, units, units, -units)]
-            totals |= due(rows.add_once(sums), sums)
+                    sums[row.counter, row.first_day] = [part_of(row, today, units)]
+            totals = due(rows.add_once(sums), sums)
         if levels:
             logger.warning("a worker was killed: refunded the open requests of the ledger's writer %s", writer)
-    return totals
+        yield totals
 
 
-def part_of(row: Any, day: date, charged: int = 0, refunded: int = 0, held: int = 0) -> Part:
-    """Return units of a window that is limited as its row says that it was last."""
+def part_of(row: Any, day: date, given_back: int) -> Part:
+    """Return held units of a window that are charged and refunded, limited as its row says that it was last."""
     bucket = Bucket(
         row.subject, Rate.parse(row.rate), endpoint_id=row.endpoint_id, policy_id=row.policy_id, durable=True
     )
     bounds = CalendarWindow(to_us(row.starts_at), to_us(row.ends_at), row.first_day)
-    return Part(bucket, bounds, day, charged, refunded, held)
+    return Part(bucket, bounds, day, given_back, given_back, -given_back)

@@ -44,6 +44,7 @@ from ..utils.sansio import drive
 from . import writers
 from .batches import add, drop_silent
 from .noted import Entry, Hold, Noted, Refusal, Settled
+from .notices import Notices
 from .rows import Part, Row, Sums, Window, total_of
 from .writers import RENEWED_SECONDS, Levels
 
@@ -71,19 +72,17 @@ class Ledger(forks.Renewed):
         self._sums: Sums = {}
         #: The charges of checks that are open, by identity, and their units by window.
         self._open: dict[int, tuple[Hold, Sums]] = {}
-        self._levels: Levels = {}
-        #: What the writer's row says of these units, as far as this process knows: another may have dropped it.
-        self._told: Levels = {}
+        self._levels: dict[Window, _Level] = {}
         #: Windows and limits of which it is told that they are used up: further refusals say nothing new.
         self._used_up = BoundedCache[bool](_MOST_USED_UP)
         #: What is being carried out, to be carried out again if it was interrupted.
         self._change: _Change | None = None
         #: The writer's last batch, the same one until it is known that it is added.
-        self._batch = _Batch(0, {}, {})
+        self._batch = _Batch(0, {}, {}, Notices())
         #: Drawn by the first flush: no two processes are one writer.
         self._writer: UUID | None = None
         self._lock, self._flushing = forks.lock(), forks.lock()
-        self._written_until = self._told_at = time.time()
+        self._written_until, self._renewed_at = time.time(), time.monotonic()
         #: What the store is still to be raised to.
         self.due: Raised = {}
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
@@ -102,21 +101,21 @@ class Ledger(forks.Renewed):
             self.add_up(zone)
             self._writer = self._writer or uuid4()
             while (batch := self._next_batch()).sums:
-                added = add(batch.sums, self._writer, batch.number, batch.levels)
-                self.owe(added.due)
-                self.set_aside += added.set_aside
-                send_claimed(added.notices.crossings)
-                for told in added.notices.told:
+                totals, refused = add(batch.sums, self._writer, batch.number, batch.levels, batch.notices)
+                self.owe(totals)
+                self.set_aside += refused
+                send_claimed(batch.notices.crossings)
+                for told in batch.notices.told:
                     self._used_up.put(told, True)
-                if batch.levels:
-                    self._told = {window: units for window, units in (self._told | batch.levels).items() if units}
-                self._batch = _Batch(batch.number, {}, {})
-                self._told_at = began_at
-                rows += len(added.due)
-            if self._told and began_at >= self._told_at + RENEWED_SECONDS:
-                if not writers.renew(self._writer):
-                    self._told = {}  # all of it is written the next time
-                self._told_at = began_at
+                for window, held in batch.levels.items():
+                    level = self._levels.get(window) or _Level(_without_units(batch.sums[window][0]), 0, 0)
+                    self._levels[window] = level._replace(told=held)
+                self._batch = _Batch(batch.number, {}, {}, Notices())
+                rows += len(totals)
+            if self._is_known() and time.monotonic() >= self._renewed_at + RENEWED_SECONDS:
+                if not writers.renew(self._writer):  # it was dropped: all of it is written the next time
+                    self._levels = {window: level._replace(told=0) for window, level in self._levels.items()}
+                self._renewed_at = time.monotonic()
             self._written_until = began_at
         return rows
 
@@ -168,18 +167,20 @@ class Ledger(forks.Renewed):
         """
         self.add_up(zone)
         # Not what this process has told: its writer may have been dropped.
-        told = writers.levels_of(self._writer) if self._writer and self._told else {}
+        told = writers.levels_of(self._writer) if self._writer and self._is_known() else {}
+        rows: dict[Window, Row] = {}
         with self._lock:
-            found = {window: (self._sums.get(window, ()), self._levels.get(window, 0)) for window in windows}
-        rows = {window: Row(*total_of(parts), held - told.get(window, 0)) for window, (parts, held) in found.items()}
+            for window in windows:
+                level = self._levels.get(window)
+                held = (level.units if level else 0) - told.get(window, 0)
+                rows[window] = Row(*total_of(self._sums.get(window, ())), held)
         return {window: row for window, row in rows.items() if any(row)}
 
     def add_up(self, zone: tzinfo) -> None:
         """Replace what was noted by its sums."""
         with self._lock:
             self._detach()
-            if self._change is not None:
-                self._carry_out(self._change)
+            self._repeat()
             for _ in range(len(self.entries)):
                 self._carry_out(self._change_by(self.entries[0], zone))
             ended = [hold for hold, _sums in self._open.values() if not hold.is_held()]
@@ -194,23 +195,37 @@ class Ledger(forks.Renewed):
     def waits(self) -> bool:
         """Whether anything waits to be written."""
         with self._lock:  # what is being added up waits, too
-            return bool(self.entries or self._sums or self._batch.sums)
+            ended = any(not hold.is_held() for hold, _sums in self._open.values())
+            return bool(self.entries or self._sums or self._batch.sums or ended)
 
     def is_idle(self) -> bool:
         """Whether nothing waits to be written, and no check is open, nor was when it was last written."""
-        return not (self.waits() or self._open or self._told)
+        return not (self.waits() or self._open or self._is_known())
+
+    def _is_known(self) -> bool:
+        """Whether the writer's row has units of open checks, unless another process has dropped it."""
+        return any(level.told for level in self._levels.values())
 
     def _next_batch(self) -> _Batch:
         """Return the batch whose outcome is not known, else the next one; without sums where nothing is left."""
         with self._lock:
+            self._repeat()
             batch = self._batch
             if self._sums and not batch.sums:
                 sums = dict(islice(self._sums.items(), _BATCH))
-                levels = {window: self._levels.get(window, 0) for window in sums}
-                changed = {window: units for window, units in levels.items() if units != self._told.get(window, 0)}
-                self._batch = _Batch(batch.number + 1, sums, changed)
+                changed = {
+                    window: level.units
+                    for window in sums
+                    if (level := self._levels.get(window)) and level.units != level.told
+                }
+                self._batch = _Batch(batch.number + 1, sums, changed, Notices())
             self._detach()
             return self._batch
+
+    def _repeat(self) -> None:
+        """Carry out the change that was interrupted; the lock must be held."""
+        if self._change is not None:
+            self._carry_out(self._change)
 
     def _detach(self) -> None:
         """Remove the batch from what is still added up; the lock must be held."""
@@ -244,17 +259,27 @@ class Ledger(forks.Renewed):
             self.entries.popleft()
         self._change = None
 
-    def _sum_up(self) -> Levels:
+    def _sum_up(self) -> dict[Window, _Level]:
         """Return the units of open checks by window, and have those windows written whose units have changed."""
-        levels, of = Levels(), dict[Window, Part]()
+        levels = {window: level._replace(units=0) for window, level in self._levels.items() if level.told}
         for _hold, sums in self._open.values():
             for window, parts in sums.items():
-                levels[window] = levels.get(window, 0) + total_of(parts).charged
-                of[window] = parts[0]
-        for window, part in of.items():
-            if levels[window] != self._told.get(window, 0):
-                self._sums.setdefault(window, [Part(part.bucket, part.bounds, part.day)])
+                level = levels.get(window) or _Level(_without_units(parts[-1]), 0, 0)
+                levels[window] = level._replace(units=level.units + total_of(parts).charged)
+        for window, level in levels.items():
+            if level.units != level.told:
+                self._sums.setdefault(window, [replace(level.part)])
         return levels
+
+
+class _Level(NamedTuple):
+    """The units of this process's open checks in one window."""
+
+    #: Without units.
+    part: Part
+    units: int
+    #: What the writer's row says of them, as far as this process knows: another may have dropped it.
+    told: int
 
 
 class _Batch(NamedTuple):
@@ -263,6 +288,7 @@ class _Batch(NamedTuple):
     number: int
     sums: Sums
     levels: Levels
+    notices: Notices
 
 
 class _Change(NamedTuple):
@@ -272,6 +298,10 @@ class _Change(NamedTuple):
     sums: Sums
     opened: tuple[Hold, Sums] | None
     closed: tuple[int, ...]
+
+
+def _without_units(part: Part) -> Part:
+    return Part(part.bucket, part.bounds, part.day, limited_us=part.limited_us)
 
 
 def _summed(entries: Iterable[Entry | Refusal], before: Sums, zone: tzinfo) -> Sums:
@@ -296,13 +326,11 @@ def _summed(entries: Iterable[Entry | Refusal], before: Sums, zone: tzinfo) -> S
         if refunded_us:
             part.refunded += units
             continue
+        part.limited_us = max(part.limited_us, charged_us)
         if refusal:
             part.refused = max(part.refused, units)
         else:
             part.charged += units
-        if part is not sums[window][-1]:  # the last one limits the window
-            sums[window].remove(part)
-            sums[window].append(part)
     return sums
 
 
@@ -383,10 +411,13 @@ def drop() -> None:
     """Refund what killed workers held."""
     limiter = default_limiter()
     if is_kept(limiter):
-        ledger.owe(drop_silent(local_day(limiter.now_us, limiter.time_zone)))
-        raising.soon()
+        for totals in drop_silent(local_day(limiter.now_us, limiter.time_zone)):
+            ledger.owe(totals)
+            raising.soon()
 
 
 writing = database_worker.add("ledger", lambda: settings.checkpoint_seconds, write, last=write)
 dropping = database_worker.add("drop", lambda: RENEWED_SECONDS, drop)
-raising = redis_worker.add("raise", lambda: settings.checkpoint_seconds if ledger.due else 0.0, raise_store)
+raising = redis_worker.add(
+    "raise", lambda: settings.checkpoint_seconds if ledger.due else 0.0, raise_store, last=raise_store
+)

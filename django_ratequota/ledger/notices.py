@@ -9,31 +9,35 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from ..engine.types import BucketStatus
-from ..monitoring.alerts import Crossing, has_room, quota_threshold
+from ..monitoring.alerts import Crossing, quota_threshold
 from .rows import Part, Row, Sums, Window, model_of
 
 
-class Notices(NamedTuple):
+@dataclass(slots=True)
+class Notices:
     """What a batch has made known."""
 
     #: To be sent once the transaction is committed.
-    crossings: list[Crossing]
+    crossings: list[Crossing] = field(default_factory=list)
     #: The windows, and their limits, of which nothing more is to be made known.
-    told: set[tuple[Window, int]]
+    told: set[tuple[Window, int]] = field(default_factory=set)
 
 
-def claim(sums: Sums, rows: Mapping[Window, Row]) -> Notices:
-    """Return the levels that the rows have reached, and note there that they are told; none without receivers."""
-    notices = Notices([], set())
+def claim(sums: Sums, rows: Mapping[Window, Row], notices: Notices) -> None:
+    """Note the levels that the rows have reached, here and there; none without receivers."""
+    notices.crossings, notices.told = [], set()
     for window, row in rows.items() if quota_threshold.receivers else ():
         used = row.charged - row.refunded
         told = json.loads(row.notified) if row.notified else {}
-        # By the limit that was in force last, not by that of an older charge that was refunded.
-        asked = [part for part in sums[window] if part.charged or part.refused]
-        found = list(_crossing(asked[-1], used, told)) if asked else []
+        # By the limit in force, which is the row's: not by that of an older check that has ended only now.
+        part = max(sums[window], key=attrgetter("limited_us"))
+        refused = max(one.refused for one in sums[window])
+        in_force = 0 < part.limited_us >= row.limited_us
+        found = list(_crossing(part, used, refused, told)) if in_force else []
         if found:
             told |= {str(each.status.limit): each.level for each in found}
             counter, first_day = window
@@ -41,17 +45,16 @@ def claim(sums: Sums, rows: Mapping[Window, Row]) -> Notices:
             rows_of_window.update(notified=json.dumps(told))
             notices.crossings.extend(found)
         notices.told.update((window, int(limit)) for limit, level in told.items() if level == 100)
-    return notices
 
 
-def _crossing(part: Part, used: int, told: Mapping[str, int]) -> Iterator[Crossing]:
-    """Yield the level that ``used`` units reach, if nobody has been told of it."""
+def _crossing(part: Part, used: int, refused: int, told: Mapping[str, int]) -> Iterator[Crossing]:
+    """Yield the level that ``used`` units reach, or a refused cost on top, if nobody has been told of it."""
     bucket, limit = part.bucket, part.bucket.rate.capacity
     if used * 5 < limit * 4:
         return
-    is_full = used >= limit or used + part.refused > limit
+    is_full = used >= limit or used + refused > limit
     level = 100 if is_full else 80
-    if level <= told.get(str(limit), 0) or not has_room(bucket):
+    if level <= told.get(str(limit), 0):
         return
     at_us, (starts_us, ends_us, _first_day) = time.time_ns() // 1000, part.bounds
     reset_us = max(0, ends_us - at_us)
@@ -64,4 +67,4 @@ def _crossing(part: Part, used: int, told: Mapping[str, int]) -> Iterator[Crossi
         window_us=ends_us - starts_us,
         debt=max(0, used - limit),
     )
-    yield Crossing(level, status, part.refused, at_us)
+    yield Crossing(level, status, refused, at_us)

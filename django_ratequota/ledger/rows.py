@@ -42,6 +42,8 @@ class Row(NamedTuple):
     held: int = 0
     #: The levels (%) of which somebody has been told, by limit, as JSON; "" = none.
     notified: str = ""
+    #: When the limit was in force that the row has (µs).
+    limited_us: int = 0
 
     def due(self, ends_us: int) -> tuple[int, int, int]:
         """Return what Redis is raised to: units charged and refunded, and the window's end (µs)."""
@@ -65,6 +67,8 @@ class Part:
     held: int = 0
     #: The highest cost for which the window had no room; 0 = it had.
     refused: int = 0
+    #: When the bucket was last checked (µs); 0 = these units say nothing about the limit in force.
+    limited_us: int = 0
 
 
 #: The parts of each window; most have one.
@@ -81,17 +85,16 @@ def total_of(parts: Iterable[Part]) -> Totals:
     return Totals(sum(part.charged for part in parts), sum(part.refunded for part in parts))
 
 
-#: What a statement adds up, what it takes from charges alone, and what from refunds, too; of all else, the
-#: newest counts.
-_ADDED, _OF_CHARGES, _OF_BOTH = ("charged", "refunded", "held"), ("policy_id", "rate", "limit"), ("written_at",)
+#: What a statement adds up, and what it takes from the latest check; of all else, what is written last counts.
+_ADDED, _OF_CHECKS = ("charged", "refunded", "held"), ("policy_id", "rate", "limit")
 _KEY = ("counter", "first_day")
-_READ = (*_KEY, *_ADDED, "notified")
+_READ = (*_KEY, *_ADDED, "notified", "limited_us")
 #: Most units that a total counts. Redis' numbers are exact up to here, and a hundred times as many fit ``percent``.
 _MOST_UNITS = 2**53 - 1
 #: The values of a part, in the order in which they are sent.
 _VALUES = (
     *(*_KEY, *_ADDED, "mixed", "starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id"),
-    *("rate", "limit", "written_at", "day"),
+    *("rate", "limit", "limited_us", "written_at", "day"),
 )
 #: Value -> its type in MariaDB and in PostgreSQL, where it is no whole number.
 _TEXT = ("varchar(200)", "text")
@@ -169,7 +172,7 @@ def _values(alias: str, counter: str, part: Part, now: str) -> tuple[object, ...
         *(counter, first_day, min(part.charged, _MOST_UNITS), min(part.refunded, _MOST_UNITS), part.held, 0),
         *(starts_at, ends_at, rate.calendar),
         *(short(bucket.subject), bucket.policy_id, bucket.endpoint_id, str(rate), rate.capacity),
-        *(now, str(part.day)),
+        *(part.limited_us, now, str(part.day)),
     )
 
 
@@ -197,16 +200,19 @@ def _statement(alias: str, name: str) -> str:
         chosen = f"{read['period']} = 'month' AND {read['charged']} + {read['refunded']} > 0"
         read["policy_id"] = f"COALESCE({read['policy_id']}, 0)"
     changed = {column: new.format(own) for column, own in quoted.items()}
-    for replaced, added in ((_OF_CHARGES, ("charged",)), (_OF_BOTH, ("charged", "refunded"))):
-        some = " + ".join(new.format(quoted[column]) for column in added)
-        for column in quoted.keys() & set(replaced):
-            changed[column] = f"CASE WHEN {some} > 0 THEN {changed[column]} ELSE {table}.{quoted[column]} END"
+    least, greatest = ("MIN", "MAX") if connection.vendor == "sqlite" else ("LEAST", "GREATEST")
+    if "limited_us" in quoted:
+        latest = f"{new.format('limited_us')} > {table}.limited_us"
+        billed = f"{new.format('charged')} + {new.format('refunded')} > 0"
+        for column, condition in (*dict.fromkeys(_OF_CHECKS, latest).items(), ("written_at", billed)):
+            changed[column] = f"CASE WHEN {condition} THEN {changed[column]} ELSE {table}.{quoted[column]} END"
+        # After those, as MariaDB would compare with the new value.
+        changed["limited_us"] = f"{greatest}({table}.limited_us, {new.format('limited_us')})"
     if "mixed" in quoted:
         read["notified"], changed["notified"] = "''", f"{table}.{quoted['notified']}"
         policies = (f"COALESCE({one}, 0)" for one in (f"{table}.policy_id", new.format("policy_id")))
         rates = f"{table}.rate <> {new.format('rate')}"
         changed["mixed"] = f"{table}.mixed OR {' <> '.join(policies)} OR {rates}"
-    least = "MIN" if connection.vendor == "sqlite" else "LEAST"
     for column in quoted.keys() & set(_ADDED):
         changed[column] = f"{least}({table}.{quoted[column]} + {new.format(quoted[column])}, {_MOST_UNITS})"
     changes = ", ".join(f"{quoted[column]} = {changed[column]}" for column in columns if column not in key)

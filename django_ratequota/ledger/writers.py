@@ -14,6 +14,14 @@ from django.db.models.functions import Now
 from ..changes.databases import committing
 from .rows import Window, model_of
 
+
+class _UtcNow(Now):
+    """The database's clock in UTC, whatever the time zone of a session."""
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
+
+
 #: Units by window.
 Levels = dict[Window, int]
 #: How often a writer with open checks writes at least (s), and when one that is silent is dropped.
@@ -23,10 +31,10 @@ SILENT = timedelta(minutes=10)
 
 def claim(writer: UUID, batch: int) -> bool:
     """Note that the writer's batch is in the ledger; returns whether it was not."""
-    if _writers().filter(pk=writer, batches__lt=batch).update(batches=batch, written_at=Now()):
+    if _writers().filter(pk=writer, batches__lt=batch).update(batches=batch, written_at=_UtcNow()):
         return True
     # It is, or the database has no such writer: it is new, or the rollup has forgotten it while it was idle.
-    return bool(_writers().get_or_create(pk=writer, defaults={"batches": batch, "written_at": Now()})[1])
+    return bool(_writers().get_or_create(pk=writer, defaults={"batches": batch, "written_at": _UtcNow()})[1])
 
 
 def levels_of(writer: UUID) -> Levels:
@@ -44,7 +52,7 @@ def change(writer: UUID, levels: Mapping[Window, int]) -> Levels:
 def renew(writer: UUID) -> bool:
     """Note that the writer lives; returns False where its levels are gone, as it was dropped."""
     with committing(model_of("LedgerWriter")):
-        return bool(_writers().filter(pk=writer).exclude(held="").update(written_at=Now()))
+        return bool(_writers().filter(pk=writer).exclude(held="").update(written_at=_UtcNow()))
 
 
 def silent() -> list[UUID]:
@@ -74,7 +82,7 @@ def _writers() -> Any:
 
 
 def _silent() -> Any:
-    return _writers().filter(written_at__lt=Now() - SILENT).exclude(held="")
+    return _writers().filter(written_at__lt=_UtcNow() - SILENT).exclude(held="")
 
 
 def _text(levels: Mapping[Window, int]) -> str:

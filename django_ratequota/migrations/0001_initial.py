@@ -256,6 +256,7 @@ class Migration(migrations.Migration):
                 ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
                 ('rate', models.CharField(help_text='The last rate that limited the counter.', max_length=100, verbose_name='rate')),
                 ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
+                ('limited_us', models.BigIntegerField(default=0, help_text='Time of the check with that rate in microseconds since 1970.', verbose_name='limited at')),
                 ('written_at', models.DateTimeField(help_text='Time of the latest update.', verbose_name='written at')),
             ],
             options={

@@ -82,7 +82,7 @@ class QuotaWindow(UnrecordedModel):
     notified = models.TextField(
         _("notified"), blank=True, help_text=_("Levels in percent that were notified, by limit, as JSON.")
     )
-    # The fields below are from the latest sum; policy, rate and limit are from the latest one that charged anything.
+    # The fields below are from the latest sum; policy, rate and limit are those of the latest check.
     starts_at = models.DateTimeField(_("starts at"), help_text=_("Start of the window."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("End of the window."))
     period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
@@ -94,6 +94,9 @@ class QuotaWindow(UnrecordedModel):
     endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))
     rate = models.CharField(_("rate"), max_length=100, help_text=_("The last rate that limited the counter."))
     limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
+    limited_us = models.BigIntegerField(
+        _("limited at"), default=0, help_text=_("Time of the check with that rate in microseconds since 1970.")
+    )
     written_at = models.DateTimeField(_("written at"), help_text=_("Time of the latest update."))
 
     class Meta(UnrecordedModel.Meta):

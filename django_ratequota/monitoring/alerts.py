@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.keys import statistics_key
-from ..engine.types import Bucket, BucketStatus
+from ..engine.types import BucketStatus
 from ..exceptions import StoreError
 from ..runtime import default_limiter, process
 from ..store.base import Call
@@ -142,7 +142,8 @@ def _enqueue(crossing: Crossing) -> None:
             return
         sent_us = crossing.sent_for_us
         limit = (crossing.status.bucket.policy_id, title)
-        fits = has_room(crossing.status.bucket)
+        own = _queue.get(limit, ())
+        fits = len(own) < _MAX_OF_LIMIT and (bool(own) or len(_queue) < _MAX_LIMITS)
         if fits:
             _queue.setdefault(limit, deque()).append(crossing)
         else:
@@ -156,12 +157,6 @@ def _enqueue(crossing: Crossing) -> None:
 def _keep_workers() -> None:
     redis_worker.keep()
     receivers_worker.keep()  # now, as a process that ends sends the rest on a thread that runs
-
-
-def has_room(bucket: Bucket) -> bool:
-    """Return whether a crossing of the limit may wait in the queue."""
-    own = _queue.get((bucket.policy_id, bucket.title))
-    return len(_queue) < _MAX_LIMITS if own is None else len(own) < _MAX_OF_LIMIT
 
 
 def send_claimed(crossings: Iterable[Crossing]) -> None:
@@ -178,6 +173,13 @@ def send() -> None:
     """Send the signal for at most ``_MOST_SENT`` queued crossings that no other process has sent."""
     claim()
     deliver()
+
+
+def send_all() -> None:
+    """Send the signal for all queued crossings, as the process ends."""
+    deliver()
+    while _queue:
+        send()
 
 
 def claim() -> None:
@@ -227,4 +229,4 @@ def forget() -> None:
 
 claiming = redis_worker.add("alerts", lambda: _SECONDS if _queue else 0.0, claim)
 #: Receivers are the project's, and may wait for anything.
-delivering = receivers_worker.add("receivers", lambda: inf, deliver, last=send)
+delivering = receivers_worker.add("receivers", lambda: inf, deliver, last=send_all)

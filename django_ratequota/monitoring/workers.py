@@ -190,8 +190,10 @@ def end(**_: object) -> None:
         forks.check()
     until = time.monotonic() + _EXIT_SECONDS
     told = [worker for worker in (database_worker, redis_worker, receivers_worker) if not worker.ending]
+    # In turn: what is written is to be raised in Redis, and to be told to receivers.
     for worker in told:
         worker.tell()
+        worker.wait((until - time.monotonic()) / 2)
     for worker in told:
         worker.wait(until - time.monotonic())
 

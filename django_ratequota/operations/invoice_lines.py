@@ -65,7 +65,7 @@ class Line:
     #: Its id; 0 = none.
     assignment: int
     windows: list[QuotaWindow]
-    #: Those with charges, in order.
+    #: Those on which more was charged than refunded, in order.
     days: list[date | None] = field(default_factory=list)
     used: int = 0
     #: The part of ``used`` above the limit.
@@ -148,9 +148,9 @@ def _fold(
             limit = Rate.parse(day.rate).capacity
             lines[key] = Line(**named, limit=limit, source=source, windows=[window])
         line = lines[key]
-        if day.charged:
-            line.days.append(day.day)
         units = day.charged - day.refunded
+        if units > 0:
+            line.days.append(day.day)
         if units >= 0:
             pays = max(0, min(units, line.limit - paid))
             line.used, line.over, paid = line.used + units, line.over + units - pays, paid + pays

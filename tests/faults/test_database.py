@@ -121,7 +121,7 @@ PERSISTENT = (
     "from django.db import connection; connection.settings_dict.update(CONN_MAX_AGE=None, AUTOCOMMIT={}); "
     "connection.close()"
 )
-LEFT = ASK + "; answer = d.remaining"
+LEFT = ASK + "; answer = d.remaining; d.settle(1)"
 
 
 @pytest.mark.parametrize("autocommit", [True, False])

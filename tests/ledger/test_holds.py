@@ -6,7 +6,8 @@ import asyncio
 import gc
 import struct
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -15,16 +16,20 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
+from django.db import OperationalError, connection
 from django.db.models.functions import Now
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_ratequota import Decision, acheck_caller, acheck_request, check_caller, check_request
-from django_ratequota.ledger import book
+from django_ratequota import Decision, acheck_caller, acheck_request, check_caller, check_request, peek_caller
+from django_ratequota.ledger import batches, book, writers
 from django_ratequota.ledger.book import flush
+from django_ratequota.ledger.writers import SILENT
 from django_ratequota.middleware import RateQuotaMiddleware
 from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.operations.held_data import forget
+from django_ratequota.operations.invoice_lines import lines_of
+from django_ratequota.runtime import default_limiter
 from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
@@ -267,12 +272,12 @@ def test_a_worker_with_open_checks_writes_once_a_minute(reserve: Any) -> None:
     flush()
     drop()
     assert row() == (1000, 1000, 0), "it has written nothing for a minute"
-    book.ledger._told_at -= 61
+    book.ledger._renewed_at -= 61
     flush()
     flush()
     assert row() == (1000, 1000, 1000)
     wait_ten_minutes()
-    book.ledger._told_at -= 61
+    book.ledger._renewed_at -= 61
     changed = QuotaWindow.objects.get().written_at
     flush()
     drop()
@@ -281,8 +286,6 @@ def test_a_worker_with_open_checks_writes_once_a_minute(reserve: Any) -> None:
 
 
 def test_of_two_workers_one_drops_a_third(reserve: Any) -> None:
-    from django_ratequota.ledger import writers
-
     reserve()
     flush()
     wait_ten_minutes()
@@ -307,8 +310,6 @@ def test_units_that_are_held_are_restored(reserve: Any, redis_client: redis.Redi
 
 
 def test_a_batch_that_fails_changes_the_level_once(reserve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django.db import OperationalError
-
     add = book.add
 
     def fail(*args: Any) -> Any:
@@ -334,3 +335,199 @@ def test_forgetting_a_customer_whose_stream_runs(reserve: Any, alice: User) -> N
     decision.settle(10)
     flush()
     assert sorted(QuotaWindow.objects.values_list("charged", "refunded", "held")) == [(0, 0, 0), (1000, 990, 0)]
+
+
+# --- Interruptions and failures. ---
+
+
+class Stop(Exception):
+    """What a signal handler raises."""
+
+
+def test_the_row_has_the_limit_in_force(alice: User) -> None:
+    RatePolicy.objects.create(rates="1000/month")
+    request = request_from(alice)
+    decision = check_request(request, cost=100)
+    flush()
+    RatePolicy.objects.update(rates="10000/month")
+    check_request(request_from(alice), cost=4000)
+    flush()
+    assert QuotaWindow.objects.get().limit == 10_000
+    decision.settle(50)
+    flush()
+    assert QuotaWindow.objects.get().limit == 10_000
+
+
+class Interrupted(dict[Any, Any]):
+    """A dict that a signal interrupts right after units were added to it."""
+
+    def __ior__(self, other: Any) -> Any:
+        super().__ior__(other)
+        if other:
+            raise Stop
+        return self
+
+
+def during_a_batch(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+    """Flush, and do ``work`` on a request's thread once while the database has the batch; then flush again."""
+    real, done = batches.add, []
+
+    def add(*args: Any) -> Any:
+        found = real(*args)
+        if not done:
+            done.append(True)
+            work()
+        return found
+
+    monkeypatch.setattr(book, "add", add)
+    for _ in range(3):
+        flush()
+
+
+def add_up() -> None:
+    """As a request does that finds many entries."""
+    book.ledger.add_up(default_limiter().time_zone)
+
+
+def test_an_interrupted_addition_is_not_counted_twice(reserve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        reserve().settle(500)
+        book.ledger._sums = Interrupted(book.ledger._sums)
+        with suppress(Stop):
+            add_up()
+        book.ledger._sums = dict(book.ledger._sums)
+
+    reserve().settle(1000)
+    during_a_batch(monkeypatch, interrupt)
+    assert row() == (2000, 500, 0)
+
+
+def test_an_interruption_leaves_no_units_held(reserve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = reserve()
+    flush()
+
+    def interrupt() -> None:
+        decision.settle(10)
+        with monkeypatch.context() as patch, suppress(Stop):
+            patch.setattr(book.ledger, "_sum_up", stop)
+            add_up()
+
+    def stop() -> None:
+        raise Stop
+
+    reserve().settle(7)
+    during_a_batch(monkeypatch, interrupt)
+    assert row() == (2000, 1983, 0)
+
+
+def test_what_has_ended_is_not_written_yet(reserve: Any) -> None:
+    reserve()
+    flush()
+    assert not book.ledger.waits()
+    reserve.requests.pop().close()
+    assert book.ledger.waits()
+
+
+def test_a_forgotten_window_is_no_longer_held(reserve: Any, alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve()
+    flush()
+    assert row() == (0, 0, 1000)
+    monkeypatch.setattr(book, "_MOST", 1)
+    reserve.requests.pop().close()
+    # The database does not answer; the window is among the oldest ones.
+    bob = User.objects.create(username="bob")
+    with monkeypatch.context() as patch:
+
+        def fail(*_: Any) -> Any:
+            raise OperationalError("gone")
+
+        patch.setattr(book, "add", fail)
+        book.ledger.add_up(default_limiter().time_zone)
+        check_request(request_from(bob), cost=1).settle(1)
+        book.ledger.add_up(default_limiter().time_zone)
+    flush()
+    flush()
+    assert QuotaWindow.objects.get(subject=f"user:{alice.pk}").held == 0
+
+
+def test_a_failure_does_not_forget_what_others_were_refunded(
+    reserve: Any, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        reserve()
+        flush()
+        kill()
+    wait_ten_minutes()
+    real, calls = batches.rows.add_once, []
+
+    def fail(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OperationalError("gone")
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches.rows, "add_once", fail)
+        with pytest.raises(OperationalError):
+            book.drop()
+    book.raise_store()
+    [status] = peek_caller(user=alice).statuses
+    assert status.used == 1000, "one of two was refunded, in the row and in Redis"
+
+
+def test_last_day_is_not_that_of_a_dropped_writer(reserve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve().settle(1000)
+    reserve()
+    flush()
+    kill()
+    wait_ten_minutes()
+    today = book.local_day
+    monkeypatch.setattr(book, "local_day", lambda at_us, zone: today(at_us, zone) + timedelta(days=40))
+    drop()
+    [[line]] = lines_of([[QuotaWindow.objects.get()]])
+    assert line.used == 1000
+    assert line.last_day == today(default_limiter().now_us, UTC)
+
+
+def test_a_check_in_a_streamed_body_ends_with_it(alice: User, policy: RatePolicy) -> None:
+    request = request_from(alice)  # requests with a user are cycles, so they live on until the garbage collection
+
+    def body() -> Any:
+        check_request(request, cost=1000)
+        yield b"1"
+
+    response = RateQuotaMiddleware(lambda _request: StreamingHttpResponse(body()))(request)
+    response._resource_closers.append(request.close)
+    assert b"".join(response) == b"1"
+    response.close()
+    flush()
+    assert row() == (1000, 0, 0)
+
+
+def test_other_time_zone_of_the_session(reserve: Any) -> None:
+    if connection.vendor != "mysql":
+        pytest.skip("MariaDB")
+    with connection.cursor() as cursor:
+        cursor.execute("SET time_zone = '+01:00'")
+        reserve()
+        flush()
+        cursor.execute("SET time_zone = '+02:00'")  # as at the begin of summer time
+    drop()
+    assert row() == (0, 0, 1000)
+
+
+def test_a_busy_worker_that_was_dropped_holds_again(reserve: Any) -> None:
+    reserve()
+    flush()
+    wait_ten_minutes()
+    drop()
+    book.ledger._renewed_at -= 61
+    for _ in range(3):
+        reserve().settle(1)
+        flush()
+    assert row() == (4000, 3997, 1000)
+
+
+def test_a_writer_is_renewed_at_any_setting(settings: Any) -> None:
+    settings.RATEQUOTA = settings.RATEQUOTA | {"CHECKPOINT_SECONDS": 300}
+    assert book.writing.seconds() * 2 <= SILENT.total_seconds()

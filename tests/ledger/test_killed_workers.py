@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.enforcement.test_propagation import environment, migrated  # noqa: F401 - fixtures
+from tests.faults import poll
 from tests.support.worker import Process
 
 pytestmark = pytest.mark.slow
@@ -72,3 +74,35 @@ def test_a_worker_that_was_suspended_bills_what_it_settles(workers: tuple[Proces
     assert second.run(_STATE) == [277, 1000, 1277]
     first.run("held[9].__exit__()\nspending.flush_all()")
     assert second.run(_STATE) == [1277, 0, 1277]
+
+
+_HEAR = """
+import os
+from django_ratequota.signals import quota_threshold
+def hear(status, level, **_):
+    with open(os.environ["HEARD"], "a") as file:
+        file.write(f"{status.bucket.subject} {level}\\n")
+quota_threshold.connect(hear)
+users = [User.objects.create(username=f"u{n}") for n in range(25)]
+RatePolicy.objects.create(rates="1000/month")
+"""
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 24])
+def test_a_process_that_ends_sends_the_notices_of_its_last_second(
+    environment: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+    earlier: int,
+) -> None:
+    """Of 25 customers at 100 %, a command had told two: the others were claimed in their rows, and never told."""
+    heard = tmp_path / "heard"
+    heard.touch()
+    process = Process({**environment, "HEARD": str(heard)})
+    process.run(_SETUP.replace("user = User.objects.get()", "") + _HEAR)
+    spend = "for user in users[{}:{}]: check_caller(user=user, cost=1000)"
+    process.run(spend.format(0, earlier))
+    poll(lambda: heard.read_text().count("\n") == earlier, 30, "these are told")
+    process.run(spend.format(earlier, 25))
+    process.end()
+    assert heard.read_text().count("\n") == 25
+    process.close()

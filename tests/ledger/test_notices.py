@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from django.contrib.auth.models import User
 from django.db import OperationalError
 
 from django_ratequota import Decision, check_request
-from django_ratequota.ledger import book
+from django_ratequota.ledger import batches, book
 from django_ratequota.ledger.book import flush
 from django_ratequota.models import QuotaWindow, RatePolicy
 from django_ratequota.monitoring import alerts
@@ -173,3 +174,77 @@ def test_random_months(alice: User, heard: list[Notice], seed: int) -> None:
     assert bool(levels) == (used >= 800)
     if used >= 1000:
         assert levels[-1] == 100
+
+
+def test_a_limit_that_no_longer_applies_is_not_told(alice: User, heard: list[Any]) -> None:
+    RatePolicy.objects.create(rates="1000/month")
+    request = request_from(alice)
+    decision = check_request(request, cost=100)
+    tell()
+    RatePolicy.objects.update(rates="10000/month")
+    check_request(request_from(alice), cost=4000)
+    tell()
+    assert heard == []
+    decision.settle(50)
+    tell()
+    assert heard == []
+
+
+def test_a_refund_tells_nothing(alice: User, heard: list[Any]) -> None:
+    RatePolicy.objects.create(rates="1000/month")
+    request = request_from(alice)
+    decision = check_request(request, cost=100)
+    decision.settle(100)
+    tell()
+    RatePolicy.objects.update(rates="10000/month")
+    check_request(request_from(alice), cost=4000)
+    tell()
+    assert heard == []
+    decision.refund(50)
+    tell()
+    assert heard == []
+
+
+def test_a_refused_cost_counts_whatever_part_is_last(alice: User, heard: list[Any]) -> None:
+    a = RatePolicy.objects.create(rates="1000/month")
+    check_request(request_from(alice), cost=950)
+    tell()
+    assert [one[0] for one in heard] == [80]
+    assert not check_request(request_from(alice), cost=100).allowed
+    a.delete()
+    RatePolicy.objects.create(rates="1000/month")
+    check_request(request_from(alice), cost=1)
+    tell()
+    assert [one[0] for one in heard] == [80, 100]
+
+
+def test_a_lost_reply_of_a_commit_loses_no_notice(
+    alice: User, heard: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RatePolicy.objects.create(rates="1000/month")
+    check_request(request_from(alice), cost=1000)
+    real = batches.committing
+
+    @contextmanager
+    def lost(model: Any) -> Any:
+        with real(model) as alias:
+            yield alias
+        raise OperationalError("the reply is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "committing", lost)
+        tell()
+    tell()
+    assert [one[0] for one in heard] == [100]
+
+
+def test_many_customers_at_once_are_all_told(heard: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In real: 600 customers that one flush brings to 100 %, of which 500 are told, and 100 never."""
+    monkeypatch.setattr(book, "_BATCH", 5)
+    monkeypatch.setattr(alerts, "_MAX_OF_LIMIT", 5)
+    RatePolicy.objects.create(rates="1000/month")
+    for number in range(15):
+        check_request(request_from(User.objects.create(username=f"u{number}")), cost=1000).settle(1000)
+    for _ in range(10):
+        tell()
+    assert len(heard) == 15

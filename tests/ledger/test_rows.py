@@ -363,7 +363,7 @@ def test_rows_are_written_in_one_order(ask: Ask) -> None:
 
 def test_what_waits_is_late_while_it_cannot_be_written(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     moved, own = [time.time()], book.ledger
-    monkeypatch.setattr(book, "time", SimpleNamespace(time=lambda: moved[0]))
+    monkeypatch.setattr(book, "time", SimpleNamespace(time=lambda: moved[0], monotonic=time.monotonic))
 
     def later(seconds: int) -> int:
         moved[0] += seconds
@@ -399,8 +399,6 @@ django.setup()
 settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 3600}
 from django_ratequota import Bucket, Rate
 from django_ratequota.ledger import book, rows
-from django_ratequota.ledger.batches import Added
-from django_ratequota.ledger.notices import Notices
 from django_ratequota.monitoring import collector
 from django_ratequota.monitoring.workers import redis_worker
 from django_ratequota.runtime import process
@@ -411,7 +409,7 @@ redis_worker.keep()
 def add(sums, *_):
     written.append([rows.total_of(parts).charged for parts in sums.values()])
     first.set()
-    return Added({}, 0, Notices([], set()))
+    return {}, 0
 
 collector.counting.last = lambda: written.append("statistics")
 book.add, bucket = add, Bucket("user:1", Rate.parse("9/month"), durable=True)
