@@ -34,7 +34,7 @@ from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.alerts import quota_threshold, send_claimed
-from ..monitoring.workers import database_worker, is_kept, redis_worker
+from ..monitoring.workers import database_worker, is_kept, receivers_worker, redis_worker
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..utils import forks
@@ -343,6 +343,8 @@ def note(items: Iterable[Noted]) -> None:
     """Note what was charged to durable buckets, or refunded."""
     if database_worker.pid != getpid():  # first: a forked child begins with a ledger of its own
         database_worker.keep()
+    if quota_threshold.receivers and receivers_worker.pid != getpid():
+        receivers_worker.keep()  # now, as a process that ends can start no thread for the notices of its last second
     ledger.entries.extend(items)
     if len(ledger.entries) > _MANY:
         ledger.add_up(default_limiter().time_zone)

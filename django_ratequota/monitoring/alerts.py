@@ -162,10 +162,9 @@ def _keep_workers() -> None:
 def send_claimed(crossings: Iterable[Crossing]) -> None:
     """Queue crossings that nobody else sends."""
     for crossing in crossings:
+        bucket = crossing.status.bucket
         with _lock:
-            _queue.setdefault((crossing.status.bucket.policy_id, crossing.status.bucket.title), deque()).append(
-                crossing
-            )
+            _queue.setdefault((bucket.policy_id, bucket.title), deque()).append(crossing)
         _keep_workers()
 
 
