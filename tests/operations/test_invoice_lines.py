@@ -442,9 +442,10 @@ def test_the_key_of_a_day_names_its_policy_and_rate() -> None:
     """Two policies in one flush, the last of them the one of the flush before; then another rate of it."""
     pro, free, more = policy("1000/month", "pro"), policy("100/month", "free"), policy("2000/month")
     more.pk = pro.pk
+    at_us = round(datetime(2025, 10, 5, tzinfo=UTC).timestamp()) * 10**6
     for flushed in (((pro, 3),), ((free, 4), (pro, 5), (more, 2))):
         for row, units in flushed:
-            at_us = round(datetime(2025, 10, 5, tzinfo=UTC).timestamp()) * 10**6
+            at_us += 1
             book.ledger.entries.append(Entry(bucket_of(row), units, at_us))
         book.flush()
     rows = QuotaDay.objects.order_by("policy_id", "pk").values_list("counter", "policy_id", "charged", "rate")
