@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db import DatabaseError, DataError, IntegrityError, transaction
 
-from ..changes.databases import committing, policy_alias
+from ..changes.databases import committing, policy_alias, read_from
 from ..engine.calendar_windows import CalendarWindow
 from ..engine.keys import short
 from ..engine.protocol import Raised
@@ -97,7 +97,7 @@ def drop_silent(today: date) -> Iterator[Raised]:
     They were killed, so nobody has got anything for these units: they are charged and refunded at once. A writer that
     lives after all begins with no open units. Raises ``django.db.Error``.
     """
-    for writer in writers.silent():
+    for writer in read_from(policy_alias(model_of("LedgerWriter")), writers.silent):
         sums = Sums()
         with committing(model_of("QuotaWindow")):
             levels = writers.take(writer)

@@ -12,7 +12,6 @@ from concurrent.futures import Future, wait
 from math import inf
 from typing import Any
 
-from django.apps import apps
 from django.db import Error as DatabaseError
 
 from ..changes.databases import policy_alias, read_from
@@ -30,7 +29,7 @@ from ..utils.problems import note_problem
 from ..utils.sansio import Twins, drive
 from ..utils.sansio import call as call_twin
 from .book import ledger, window_of
-from .rows import Row, Window, rows_of
+from .rows import Row, Window, model_of, rows_of
 
 _Found = dict[Window, Row]
 
@@ -85,6 +84,18 @@ def _read(windows: Collection[Window]) -> Future[_Found]:
     return future
 
 
+def _rows_and_own(windows: Collection[Window]) -> _Found:
+    """Return the rows with what this process is to add to them.
+
+    It is the thread that writes the rows, as a batch between the two would be in neither.
+    """
+    found = rows_of(windows)
+    for window, own in ledger.unwritten(windows, default_limiter().time_zone).items():
+        row = found.get(window, Row())
+        found[window] = Row(row.charged + own.charged, row.refunded + own.refunded, row.held + own.held)
+    return found
+
+
 def _read_all() -> None:
     """Read the rows for all requests that wait."""
     waiting = [_restoring.given.popleft() for _ in range(len(_restoring.given))]
@@ -95,11 +106,7 @@ def _read_all() -> None:
     try:
         windows = set().union(*asked.values())
         # The thread's connection may have been idle for days.
-        found = read_from(policy_alias(apps.get_model("django_ratequota", "QuotaWindow")), lambda: rows_of(windows))
-        # Here, as this thread writes the rows: a batch between the two would be in neither.
-        for window, own in ledger.unwritten(windows, default_limiter().time_zone).items():
-            row = found.get(window, Row())
-            found[window] = Row(row.charged + own.charged, row.refunded + own.refunded, row.held + own.held)
+        found = read_from(policy_alias(model_of("QuotaWindow")), lambda: _rows_and_own(windows))
     except DatabaseError as error:
         for future in asked:
             future.set_exception(error)
