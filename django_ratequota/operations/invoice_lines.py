@@ -152,7 +152,8 @@ def _fold(
         if units > 0:
             line.days.append(day.day)
         if units >= 0:
-            pays = max(0, min(units, line.limit - paid))
+            before = min(units, max(0, -line.used))  # refunded before they were charged
+            pays = before + max(0, min(units - before, line.limit - paid - before))
             line.used, line.over, paid = line.used + units, line.over + units - pays, paid + pays
             continue
         same = [one for one in lines.values() if (one.policy, one.rate) == (line.policy, line.rate)]
