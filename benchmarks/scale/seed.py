@@ -144,7 +144,8 @@ def _add_windows(number: int, users: range, now: datetime) -> None:
             WITH RECURSIVE k(k) AS (SELECT 0 UNION ALL SELECT 1),
             m(m) AS (SELECT 0 UNION ALL SELECT m + 1 FROM m WHERE m < 24)
             INSERT INTO {QuotaWindow._meta.db_table} (counter, first_day, charged, refunded, held, notified,
-                limited_us, mixed, starts_at, ends_at, period, subject, policy_id, endpoint_id, rate, {quote("limit")}, written_at)
+                limited_us, mixed, starts_at, ends_at, period, subject, policy_id, endpoint_id, rate,
+                {quote("limit")}, written_at)
             SELECT '{{user:' || r.id || '}}:' || r.endpoint || ':fwmonth', DATE({starts}), r.most / 1000 * r.share, 0,
                 0, '', 0, false, {starts}, {starts}, 'month', 'user:' || r.id, r.policy, r.endpoint,
                 r.most || '/month', r.most, %s
