@@ -53,11 +53,12 @@ class StoreSettler(NamedTuple):
             # The work is done, so it is billed, and a later refund takes it first.
             decision = _unanswered(request, limiter.now_us, error.reason)
         if kept:
-            entries = book.entries_of(decision)
             if charged := request.charged:
                 now_us = decision.at_us or limiter.now_us
                 taken = (bucket for bucket in request.buckets if bucket.durable)
                 entries = [Entry(bucket, request.cost, charged.at_us, now_us) for bucket in taken]
+            else:
+                entries = book.entries_of(decision)
             if entries or request.holds:
                 book.note((Settled(entries, request.holds),))
         return decision

@@ -73,7 +73,7 @@ class Ledger(forks.Renewed):
         #: The charges of checks that are open, by identity, and their units by window.
         self._open: dict[int, tuple[Hold, Sums]] = {}
         self._levels: dict[Window, _Level] = {}
-        #: Windows and limits of which it is told that they are used up: further refusals say nothing new.
+        #: Windows and limits that were notified as used up: further refusals are no news.
         self._used_up = BoundedCache[bool](_MOST_USED_UP)
         #: What is being carried out, to be carried out again if it was interrupted.
         self._change: _Change | None = None
@@ -369,7 +369,8 @@ def note_check(decision: Decision, request: LimitRequest, checks: Any) -> None:
     hold.is_open, hold.owner = checks is not None, None if checks is None else ref(checks)
     for charge in charges:
         charge.hold = hold
-    note((hold,))
+    if hold:
+        note((hold,))
 
 
 def entries_of(decision: Decision) -> list[Entry]:

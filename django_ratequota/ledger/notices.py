@@ -1,14 +1,14 @@
 """Judges which calendar limits have reached 80 % or 100 %: by the rows, after a batch, in its transaction.
 
-So a customer is told of what is billed, not of reservations, and once, whichever worker notices it: the row has the
-levels of which somebody has been told, by limit.
+So a customer is notified about what is billed and not about reservations, and once, whichever worker notices it: the
+row has the levels that were notified, by limit.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -37,25 +37,25 @@ def claim(sums: Sums, rows: Mapping[Window, Row], notices: Notices) -> None:
         part = max(sums[window], key=attrgetter("limited_us"))
         refused = max(one.refused for one in sums[window])
         in_force = 0 < part.limited_us >= row.limited_us
-        found = list(_crossing(part, used, refused, told)) if in_force else []
-        if found:
-            told |= {str(each.status.limit): each.level for each in found}
+        crossing = _crossing(part, used, refused, told) if in_force else None
+        if crossing is not None:
+            told[str(crossing.status.limit)] = crossing.level
             counter, first_day = window
             rows_of_window = model_of("QuotaWindow").objects.filter(counter=counter, first_day=first_day)
             rows_of_window.update(notified=json.dumps(told))
-            notices.crossings.extend(found)
+            notices.crossings.append(crossing)
         notices.told.update((window, int(limit)) for limit, level in told.items() if level == 100)
 
 
-def _crossing(part: Part, used: int, refused: int, told: Mapping[str, int]) -> Iterator[Crossing]:
-    """Yield the level that ``used`` units reach, or a refused cost on top, if nobody has been told of it."""
+def _crossing(part: Part, used: int, refused: int, told: Mapping[str, int]) -> Crossing | None:
+    """Return the level that ``used`` units reach, or a refused cost on top; None if it was notified."""
     bucket, limit = part.bucket, part.bucket.rate.capacity
     if used * 5 < limit * 4:
-        return
+        return None
     is_full = used >= limit or used + refused > limit
     level = 100 if is_full else 80
     if level <= told.get(str(limit), 0):
-        return
+        return None
     at_us, (starts_us, ends_us, _first_day) = time.time_ns() // 1000, part.bounds
     reset_us = max(0, ends_us - at_us)
     status = BucketStatus(
@@ -67,4 +67,4 @@ def _crossing(part: Part, used: int, refused: int, told: Mapping[str, int]) -> I
         window_us=ends_us - starts_us,
         debt=max(0, used - limit),
     )
-    yield Crossing(level, status, refused, at_us)
+    return Crossing(level, status, refused, at_us)

@@ -98,9 +98,9 @@ def crossings(decision: Decision, cost: int) -> Iterator[Crossing]:
     Not those of limits that the database counts: they are judged there, without what is only reserved.
     """
     for status in () if decision.degraded else decision.statuses:
-        if status.bucket.durable and is_kept(process.limiter()):
-            continue
         levels = _levels_reached(status)
+        if levels and status.bucket.durable and is_kept(process.limiter()):
+            continue
         for level in levels:
             yield Crossing(level, status, status.bucket.rate.units(cost), decision.at_us, level == levels[-1])
 
@@ -165,6 +165,7 @@ def send_claimed(crossings: Iterable[Crossing]) -> None:
         bucket = crossing.status.bucket
         with _lock:
             _queue.setdefault((bucket.policy_id, bucket.title), deque()).append(crossing)
+    if _queue:
         _keep_workers()
 
 

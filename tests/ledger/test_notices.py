@@ -239,7 +239,7 @@ def test_a_lost_reply_of_a_commit_loses_no_notice(
 
 
 def test_many_customers_at_once_are_all_told(heard: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In real: 600 customers that one flush brings to 100 %, of which 500 are told, and 100 never."""
+    """Of 600 customers that one flush brought to 100 %, a hundred never got a notice."""
     monkeypatch.setattr(book, "_BATCH", 5)
     monkeypatch.setattr(alerts, "_MAX_OF_LIMIT", 5)
     RatePolicy.objects.create(rates="1000/month")
