@@ -87,6 +87,8 @@ class Worker(forks.Renewed):
         self._name, self._order = f"ratequota-{name}", order
         self._jobs: list[Job] = []
         self._lock = forks.lock()
+        #: Held while a job is done.
+        self._working = forks.quiet_lock()
         super().__init__()
 
     def clear(self) -> None:
@@ -160,15 +162,23 @@ class Worker(forks.Renewed):
                 self._woken.clear()
                 due = [job for job in self._jobs if job.due_in() <= 0]
                 if due:
-                    due[0].do(due[0].work)
+                    self._do(due[0], due[0].work)
                 elif not self.ending:
                     self._woken.wait(min([_LOOK_SECONDS, *(job.due_in() for job in self._jobs)]))
             for job in self._jobs if self._thread is own else ():
                 if job.last is not None:
-                    job.do(job.last)
+                    self._do(job, job.last)
         finally:  # whatever ended it: the next request starts another
             if self._thread is own and not self.ending:
                 self._thread, self.pid = None, 0
+
+    def _do(self, job: Job, work: Work) -> None:
+        acquired = self._working.acquire(timeout=forks.QUIET_SECONDS)
+        try:
+            job.do(work)
+        finally:
+            if acquired:
+                self._working.release()
 
 
 #: Waits for Redis. Slots come first, because their leases end.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import MethodType
@@ -21,6 +22,11 @@ pid = os.getpid()
 #: Return what to call in a child, or None once the object of a method is gone; in the order of registration.
 _callbacks: list[Callable[[], Callable[[], object] | None]] = []
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+#: Those that a fork takes first; and those it has taken, by thread.
+_quiet: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+_taken: dict[int, list[threading.Lock]] = {}
+#: Most seconds that a fork waits for them.
+QUIET_SECONDS = 1.0
 #: Held by the thread that renews a child's state, for which its other threads wait; by process id, because a lock
 #: that was held at the fork may never be released.
 _renewing: dict[int, threading.RLock] = {}
@@ -75,6 +81,30 @@ def lock() -> threading.Lock:
     return made
 
 
+def quiet_lock() -> threading.Lock:
+    """Return a lock for what should not be half done in a forked child: a fork waits for it, a second at most.
+
+    A library in C has locks of its own, which the thread that held them leaves locked in the child: SQLite's for all
+    connections, OpenSSL's, those of the resolver of names. An exception may end the waiting fork's functions at any
+    line, so whatever holds the lock else takes it with a timeout as well.
+    """
+    made = lock()
+    _quiet.add(made)
+    return made
+
+
+def _take_quiet() -> None:
+    until = time.monotonic() + QUIET_SECONDS
+    _taken[threading.get_ident()] = [
+        held for held in list(_quiet) if held.acquire(timeout=max(until - time.monotonic(), 0.0))
+    ]
+
+
+def _release_quiet() -> None:
+    for held in _taken.pop(threading.get_ident(), ()):
+        held.release()
+
+
 def check() -> None:
     """Renew the state of this process if it was made for another one, once for all threads."""
     global pid, _renewing_for
@@ -86,6 +116,7 @@ def check() -> None:
             return
         _renewing_for = own
         try:
+            _taken.clear()
             for held in list(_locks):
                 held._at_fork_reinit()  # type: ignore[attr-defined]
             for callback in [alive for reference in list(_callbacks) if (alive := reference())]:
@@ -95,4 +126,4 @@ def check() -> None:
             _renewing_for = 0
 
 
-os.register_at_fork(after_in_child=check)
+os.register_at_fork(before=_take_quiet, after_in_parent=_release_quiet, after_in_child=check)

@@ -54,12 +54,50 @@ assert lock.acquire(blocking=False) and not renewed
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 
+#: A child of a fork that found SQLite's lock taken could open no database.
+WAITING = """
+import os, threading, time
+from django_ratequota.utils import forks
 
-@pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
-def test_a_child_renews_its_state_once_and_finds_locks_of_other_threads_unlocked(fork: str) -> None:
+lock, begun, done = forks.quiet_lock(), threading.Event(), threading.Event()
+
+def work():
+    with lock:
+        begun.set()
+        time.sleep(0.2)
+        done.set()
+
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+child = os.fork()
+if not child:
+    os._exit(not (done.is_set() and lock.acquire(blocking=False)))
+_, status = os.waitpid(child, 0)
+assert lock.acquire(blocking=False)
+assert status == 0, status
+began_at = time.monotonic()
+child = os.fork()
+if not child:
+    os._exit(not lock.acquire(blocking=False))
+assert os.waitpid(child, 0)[1] == 0
+assert 1 <= time.monotonic() - began_at < 2
+"""
+
+
+def run(code: str) -> tuple[int, str]:
     # Later Pythons warn of any fork with threads; that is what is tried here.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING.replace("FORK", fork)]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
     result = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    return result.returncode, result.stderr
+
+
+def test_a_fork_waits_for_what_must_not_be_half_done_in_the_child_a_second_at_most() -> None:
+    assert run(WAITING) == (0, "")
+
+
+@pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
+def test_a_child_renews_its_state_once_and_finds_locks_of_other_threads_unlocked(fork: str) -> None:
+    assert run(FORKING.replace("FORK", fork)) == (0, "")
