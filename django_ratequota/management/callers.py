@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -28,6 +29,8 @@ from ..policies.requests.caller import UNKNOWN, failed_kind
 from ..runtime import default_limiter
 from .maintenance import whole_number, why_not_kept
 
+#: Options of ``add_caller`` that a refusal's id replaces.
+_WHO_AND_WHERE = ("user", "ip", "identifier", "plan", "endpoint", "path", "method")
 #: Help of each option ``--user``.
 USER_HELP = "User name, email address or primary key. user:KEY is always the key."
 
@@ -58,11 +61,11 @@ def add_verbs(verbs: Any) -> None:
     listing.add_argument("--level", default="80", choices=[str(level) for level in LEVELS], help=text)
     text = "Length of the calendar period. Default: the longest that is used."
     listing.add_argument("--window", choices=QuotaWindow.Period.values, help=text)
-    explaining.add_argument("--id", help="Id from a refused response. Replaces all other options.")
 
 
 def add_caller(verb: Any) -> None:
     """Add the options of a caller and a request, which ``query_of`` reads."""
+    verb.add_argument("--id", help="Id from a refused response, in place of the customer and the request.")
     verb.add_argument("--user", help=USER_HELP)
     verb.add_argument("--ip", help="Client address, such as 203.0.113.7.")
     text = "Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme. May be repeated."
@@ -70,20 +73,14 @@ def add_caller(verb: Any) -> None:
     verb.add_argument("--plan", help="Slug of the customer's plan if PLAN_RESOLVER is set.")
     verb.add_argument("--endpoint", help="Endpoint name (scope).")
     verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
-    verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
+    verb.add_argument("--method", help="HTTP method. Needed where the limits depend on it.")
 
 
 def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield a refusal, if there is an ``--id``, and the explanation of the request."""
     if options["id"]:
-        refusal = refusals.find_refusal(options["id"])
-        if refusal is None:
-            raise CommandError(f"No refusal {options['id']!r} is recorded. Refusals are kept for 48 hours.")
-        yield from _refusal_lines(refusal)
-        query = ExplainQuery.from_refusal(refusal)
-    else:
-        query = query_of(options)
-    yield from _explanation_lines(query.explain())
+        yield from _refusal_lines(_refusal_of(options))
+    yield from _explanation_lines(query_of(options).explain())
 
 
 def list_near(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -111,9 +108,9 @@ def _line(row: Row, names: Mapping[str, str]) -> str:
 
 def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Reset the caller's own counters, or refund units to each, and yield what they had used before and after."""
-    query, units, first_day = query_of(options), options["units"], options["first_day"]
     if absent := default_limiter().store.absent:
         raise CommandError(f"No counters can be changed from here: {absent}")
+    query, units, first_day = query_of(options), options["units"], options["first_day"]
     explanation = explain_caller(query.caller(), **query.request_arguments())
     buckets: Iterable[Bucket] = explanation.resolution.buckets
     if first_day is not None:  # by other policies, perhaps
@@ -152,9 +149,17 @@ def _day(text: str) -> date:
 
 
 def query_of(options: dict[str, Any]) -> ExplainQuery:
-    """Return the caller and the request that the options name; raises ``CommandError``."""
+    """Return the caller and the request that the options name; raises ``CommandError`` and ``ValidationError``."""
+    if options["id"]:
+        refusal = _refusal_of(options)
+        query = ExplainQuery.from_refusal(refusal)
+        if query.everywhere and refusal.route:
+            hint = "Write the customer and an endpoint instead of --id, such as with --user alice --endpoint search."
+            raise CommandError(f"There is no route {refusal.route} any more. {hint}")
+        return query
     if not options["user"] and not options["ip"] and not options["identifier"]:
-        raise CommandError("Choose a customer with --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
+        who = "--user NAME, --ip ADDRESS or --identifier NAME=VALUE"
+        raise CommandError(f"Choose a customer with {who}, or a refusal with --id")
     identifiers = {}
     for text in options["identifier"]:
         name, equals, value = text.partition("=")
@@ -168,15 +173,32 @@ def query_of(options: dict[str, Any]) -> ExplainQuery:
         raise CommandError(f"There is no plan {slug!r} (existing plans: {slugs})")
     if settings.plan_resolver and slug is None:
         raise CommandError("PLAN_RESOLVER needs a request. Enter the plan with --plan SLUG, '' if it returns None.")
-    return ExplainQuery(
+    query = ExplainQuery(
         user_id=user_of(options["user"])[0].removeprefix("user:") if options["user"] else None,
         ip=options["ip"] or "",
         identifiers=identifiers,
         plan_slug=slug or None,
         endpoint=options["endpoint"] or "",
         path=options["path"] or "",
-        method=options["method"],
+        method=options["method"] or "GET",
     )
+    methods = [query.method] if options["method"] else query.methods()
+    if len(methods) > 1:
+        choice = " or ".join(f"--method {method}" for method in methods)
+        raise CommandError(f"The limits of this request depend on the method. Write {choice}.")
+    return replace(query, method=methods[0])
+
+
+def _refusal_of(options: dict[str, Any]) -> Refusal:
+    """Return the refusal with the id of the options; raises ``CommandError``."""
+    if given := [f"--{name}" for name in _WHO_AND_WHERE if options[name]]:
+        text = "because a refusal names both the customer and the request"
+        raise CommandError(f"Leave out either --id or {' and '.join(given)}, {text}.")
+    refusal = refusals.find_refusal(options["id"])
+    if refusal is None:
+        hint = "Write the customer and the request instead, such as --user alice --path /search/ --method POST."
+        raise CommandError(f"No refusal {options['id']!r} is recorded. Refusals are kept for 48 hours. {hint}")
+    return refusal
 
 
 def user_of(text: str, hint: str = "") -> tuple[str, str]:

@@ -23,12 +23,12 @@ from ..engine.decision import Decision, LimitRequest
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
-from ..models import Endpoint, Plan
+from ..models import METHODS, Endpoint, Plan
 from ..monitoring.refusals import Refusal
 from ..policies.cache import PolicyCache
 from ..policies.exemptions import why_skipped
 from ..policies.facts import PlanFacts
-from ..policies.matching import NO_METHOD, Where
+from ..policies.matching import NO_METHOD, Where, match_endpoints
 from ..policies.reasons import Candidate, explain, explain_winners, plan_source
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, known_scopes, resolve_path, resolved
@@ -107,17 +107,17 @@ def explain_caller(
     ``everywhere``: instead of a request, the limits at each endpoint, by the policies that win there.
     Raises ``django.db.Error``; without Redis the decision is degraded.
     """
-    view = None if method == NO_METHOD else view
+    where = _where(scope, route, name, method, view)
+    exemption = where.exemption
 
     def steps() -> Generator[Step, Any, Explanation]:
-        snapshot, more, exemption = newest_policies(), False, facts_of(view).exemption
-        where = Where(scope, route, name, method, facts_of(view).handling(method), exemption)
+        snapshot, more, place = newest_policies(), False, where
         [own] = own_of([caller])
         if everywhere:
             endpoints, more = snapshot.overview.limiting(own.entry, MOST_ENDPOINTS)
-            snapshot, where = snapshot.overview.snapshot, where._replace(endpoints=endpoints)
+            snapshot, place = snapshot.overview.snapshot, where._replace(endpoints=endpoints)
         others: Counter[str] = Counter()
-        context, resolution = resolve_for(caller, where, snapshot, limiter.now_us, own)
+        context, resolution = resolve_for(caller, place, snapshot, limiter.now_us, own)
         why_exempt = _why_exempt(limiter, resolution, exemption, method)
         if why_exempt:
             resolution = narrow(resolution, lambda policy: False)
@@ -146,6 +146,14 @@ def explain_caller(
 
     limiter = process.limiter()
     return run(steps())
+
+
+def _where(
+    scope: str | None, route: str | None = None, name: str | None = None, method: str = "GET", view: Any = None
+) -> Where:
+    """Return where the request of ``explain_caller`` goes."""
+    facts = facts_of(None if method == NO_METHOD else view)
+    return Where(scope, route, name, method, facts.handling(method), facts.exemption)
 
 
 def _why_exempt(limiter: Any, resolution: Resolution, exemption: Exemption | None, method: str) -> str:
@@ -285,6 +293,23 @@ class ExplainQuery:
         if scope and not built_in and not Endpoint.objects.filter(name=scope).exists():
             raise ValidationError({"endpoint": _("There is no endpoint %(name)r.") % {"name": scope[:100]}})
         return request
+
+    def methods(self) -> list[str]:
+        """Return one method for each way in which the request's limits differ by its method; there is at least one.
+
+        They are methods that the view answers, and if ``endpoint`` names one, those that count there. OPTIONS is left
+        out. Raises ``ValidationError`` and ``django.db.Error``.
+        """
+        snapshot, found = newest_policies(), dict[Any, str]()
+        answered = facts_of(self.request_arguments().get("view")).handlers
+        for method in METHODS:
+            if method == "OPTIONS" or (answered and method not in answered):
+                continue
+            where = _where(**replace(self, method=method).request_arguments())
+            exempt = where.exemption is not None and where.exemption.covers(method)
+            found.setdefault((frozenset(match_endpoints(snapshot, where)), exempt), method)
+        own = [method for (at, _exempt), method in found.items() if self.endpoint in {one.name for one in at}]
+        return own or list(found.values()) or ["GET"]
 
     @property
     def everywhere(self) -> bool:

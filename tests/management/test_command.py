@@ -80,7 +80,7 @@ def test_explain_says_that_the_views_scope_has_no_endpoint(settings: Any) -> Non
     assert line in run("explain", "--ip", "203.0.113.7", "--path", "/decorated/").splitlines()
     assert "scope " not in run("explain", "--ip", "203.0.113.7", "--path", "/quota/usage/")
     Endpoint.objects.create(name="search", methods="POST")
-    assert "scope " not in run("explain", "--ip", "203.0.113.7", "--path", "/decorated/")
+    assert "scope " not in run("explain", "--ip", "203.0.113.7", "--path", "/decorated/", "--method", "GET")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENABLED": False}
     assert "scope " not in run("explain", "--ip", "203.0.113.7", "--path", "/quota/usage/")
 
