@@ -26,7 +26,7 @@ from ..operations.what_to_tell import policies_of, what_to_tell
 from ..policies.limit_names import limit_name, limit_names
 from ..policies.reasons import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
-from ..runtime import default_limiter
+from ..runtime import default_limiter, process
 from .maintenance import whole_number, why_not_kept
 
 #: Options of ``add_caller`` that a refusal's id replaces.
@@ -78,6 +78,9 @@ def add_caller(verb: Any) -> None:
 
 def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield a refusal, if there is an ``--id``, and the explanation of the request."""
+    limiter = process.limiter()
+    if limiter.store.absent and not limiter.unlimited:
+        raise CommandError(f"No counters can be read from here: {limiter.store.absent}")
     if options["id"]:
         yield from _refusal_lines(_refusal_of(options))
     yield from _explanation_lines(query_of(options).explain())

@@ -263,8 +263,11 @@ class AbsentStore(Store):
     timeout, exposed = 0.0, False
 
     def __init__(self, reason: str, message: str, *, intended: bool = True) -> None:
-        """``reason`` and ``message`` are those of its ``StoreError``s. Not ``intended`` = the settings are wrong."""
-        self._reason, self._message = reason, message
+        """``reason`` and ``message`` are those of its ``StoreError``s. Not ``intended`` = the settings are wrong.
+
+        If they are intended, ``message`` is also ``absent``.
+        """
+        self._reason, self._message = reason, f"this needs Redis, but {message}" if intended else message
         self.absent = message if intended else ""
 
     def steps(self, command: Command, always: bool = True) -> Never:

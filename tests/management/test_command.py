@@ -364,7 +364,7 @@ def test_a_database_without_tables_is_to_be_migrated(tmp_path: Path) -> None:
             run(*verb)
 
 
-@pytest.mark.parametrize("verb", ["near", "reset --ip ::1", "give-back --ip ::1 --units 1"])
+@pytest.mark.parametrize("verb", ["explain --ip ::1", "near", "reset --ip ::1", "give-back --ip ::1 --units 1"])
 def test_a_process_that_counts_on_its_own_has_no_counters_of_others(verb: str, settings: Any) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "memory://"}
     with pytest.raises(CommandError, match="memory://, so each worker counts on its own"):

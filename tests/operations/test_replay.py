@@ -150,3 +150,11 @@ def test_invalid_arguments_are_refused(limiter: Limiter, position: int, value: o
 def test_a_wrong_number_of_arguments_is_refused(limiter: Limiter, count: int) -> None:
     with pytest.raises(StoreError, match="seven arguments per rate"):
         limiter.store.execute(ScriptCall(REPLAY, (), (GOOD * 2)[:count]))
+
+
+def test_a_replay_needs_redis(settings: Any) -> None:
+    """It said only that each worker counts on its own."""
+    settings.RATEQUOTA = {"REDIS_URL": "memory://"}
+    with pytest.raises(StoreError, match=r"needs Redis, but RATEQUOTA\['REDIS_URL'\] is memory://") as caught:
+        replay([Rate.parse("2/s")], [(1_000_000, 1)])
+    assert caught.value.reason == "memory"
