@@ -6,7 +6,7 @@ The caller is described by values, and the scope names the endpoint. All else is
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import EllipsisType
 from typing import Any
 
@@ -19,10 +19,11 @@ from ..conf import settings
 from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
 from ..policies.matching import Where
-from ..policies.requests.caller import DescribedCaller, identifier_text, stored_value
+from ..policies.requests.caller import UNKNOWN, DescribedCaller, identifier_text, stored_value
 from ..policies.requests.view_facts import scope_name
 from ..policies.resolver import Resolution
 from ..utils.addresses import Address
+from ..utils.log import logger
 from .check_request import Evaluation
 from .on_error import enforce
 from .slots import new_slots
@@ -120,12 +121,36 @@ class CallerCheck(Evaluation):
         if self.limiter.unlimited:
             return Decision(allowed=True)
         decision = yield from self.evaluate()
+        if self.resolution is not None and not self.caller.unknown and self.caller.name == UNKNOWN:
+            self._warn_of_unlimited(self.resolution)
         return decision if self.mode == "peek" else self.record(decision, decision)
 
     def enforce(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Check the buckets; the decision holds the slots of concurrent rates."""
         slots = new_slots() if resolution.concurrent and self.mode != "peek" else None
         return enforce(self.limiter, resolution, self.request_for(resolution.buckets, revision, slots))
+
+    def _warn_of_unlimited(self, resolution: Resolution) -> None:
+        """Log that an endpoint has policies, but none that counts a check without a caller."""
+        plan_id = resolution.plan.id if resolution.plan else None
+        applied = {endpoint.id for _policy, endpoint, _buckets in resolution.won if endpoint}
+        for endpoint in () if resolution.exempt else self.context.endpoints:
+            groups = self.snapshot.groups.get(endpoint.id, {})
+            counted = [per for per, group in groups.items() if any(policy.mode != "off" for policy in group)]
+            subjects = [self.caller.subject(per, plan_id) for per in counted]
+            if counted and endpoint.id not in applied and not any(subjects):
+                _log_unlimited(endpoint.name, ", ".join(sorted(counted)))
+
+
+@lru_cache
+def _log_unlimited(endpoint: str, counted_per: str) -> None:
+    """Log it once a process."""
+    logger.warning(
+        "checks of %r without a client are not limited, because its policies are counted per %s. Count one per "
+        "everyone, or pass the user, ip or identifiers to check_caller.",
+        endpoint,
+        counted_per,
+    )
 
 
 def _described(

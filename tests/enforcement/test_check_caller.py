@@ -115,6 +115,32 @@ class TestWhoIsCounted:
         assert ask().statuses == ()
         assert room(ask(ip=None)) == ["0/2", "0/2"], "a client of unknown address is one of them"
 
+    def test_a_scope_without_an_applicable_policy_is_logged_once(
+        self, ask: CheckCaller, request: Any, caplog: Any, settings: Any
+    ) -> None:
+        """A task with a limit of 3/hour counted per caller ran 50 times, and the log was empty."""
+        with_settings(settings, **IDENTIFIERS)
+        # An endpoint of this test alone, because a process logs it once.
+        endpoint = Endpoint.objects.create(name=f"nightly-{request.node.callspec.id}")
+        RatePolicy.objects.create(endpoint=endpoint, counted_per="everyone", rates="3/hour", mode="off")
+        ask(scope=endpoint.name)
+        for counted_per in ("caller", "ip", "tenant"):
+            RatePolicy.objects.create(endpoint=endpoint, counted_per=counted_per, rates="blocked")
+        assert not ask(scope=endpoint.name).allowed
+        RatePolicy.objects.filter(mode="enforce").update(rates="3/hour")
+        RatePolicy.objects.create(counted_per="everyone", rates="9/hour")
+        ask(user=User.objects.create(username="bob"), scope=endpoint.name)
+        ask(identifiers={"tenant": "acme"}, scope=endpoint.name)
+        ask(ip=None, scope=endpoint.name)
+        assert caplog.text == ""
+        for _ in range(2):
+            ask(scope=endpoint.name)
+        [logged] = caplog.messages
+        assert logged == (
+            f"checks of '{endpoint.name}' without a client are not limited, because its policies are counted per "
+            "caller, ip, tenant. Count one per everyone, or pass the user, ip or identifiers to check_caller."
+        )
+
     def test_a_user_without_an_address_is_not_counted_per_ip(self, ask: CheckCaller, alice: User) -> None:
         RatePolicy.objects.create(counted_per="ip", rates="5/hour")
         assert room(check_request(request_from(alice, ""))) == ["4/5"]

@@ -108,6 +108,12 @@ def test_an_endpoints_policies_apply(work: Work) -> None:
     assert "tasks wait for 'exports'" in problems.recent()["tasks"]
 
 
+def test_a_task_that_no_policy_limits_is_logged(work: Work, caplog: Any) -> None:
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="nightly-task"), rates="1/hour")
+    assert [work(rate_limited("nightly-task"))() for _ in range(2)] == ["done", "done"]
+    assert "checks of 'nightly-task' without a client are not limited" in caplog.text
+
+
 def test_a_task_holds_its_slot_while_it_runs(app: celery.Celery) -> None:
     """The slot was released when the task began."""
     exports = Endpoint.objects.create(name="exports")
