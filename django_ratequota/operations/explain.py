@@ -107,17 +107,15 @@ def explain_caller(
     ``everywhere``: instead of a request, the limits at each endpoint, by the policies that win there.
     Raises ``django.db.Error``; without Redis the decision is degraded.
     """
-    where = _where(scope, route, name, method, view)
-    exemption = where.exemption
 
     def steps() -> Generator[Step, Any, Explanation]:
-        snapshot, more, place = newest_policies(), False, where
-        [own] = own_of([caller])
+        snapshot, more, where = newest_policies(), False, _where(scope, route, name, method, view)
+        [own], exemption = own_of([caller]), where.exemption
         if everywhere:
             endpoints, more = snapshot.overview.limiting(own.entry, MOST_ENDPOINTS)
-            snapshot, place = snapshot.overview.snapshot, where._replace(endpoints=endpoints)
+            snapshot, where = snapshot.overview.snapshot, where._replace(endpoints=endpoints)
         others: Counter[str] = Counter()
-        context, resolution = resolve_for(caller, place, snapshot, limiter.now_us, own)
+        context, resolution = resolve_for(caller, where, snapshot, limiter.now_us, own)
         why_exempt = _why_exempt(limiter, resolution, exemption, method)
         if why_exempt:
             resolution = narrow(resolution, lambda policy: False)

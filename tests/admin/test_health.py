@@ -91,7 +91,10 @@ def test_all_changes_are_live(reported: Reported) -> None:
     ("fields", "text"),
     [
         ({"revision": PUBLISHED - 1, "idle": 30.0}, "Older policies still apply on b:2, c:3. Check the log there."),
-        ({"age": 45}, "No reports come from b:2, c:3. A silent worker has stopped, hangs or cannot reach Redis."),
+        (
+            {"age": 45},
+            "No reports come from b:2, c:3. A worker that is not reporting has stopped, hangs or cannot reach Redis.",
+        ),
         (
             {"written_until": 250.0},
             "Quota usage on b:2, c:3 has been waiting for the database for up to 5 min. It is lost if the worker "

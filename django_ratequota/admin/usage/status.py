@@ -33,7 +33,9 @@ STATES = {
 #: The problem in each of these states. In the others, a worker loads the latest policies before its next decision.
 _TROUBLE = {
     "behind": _("Older policies still apply on %(workers)s. Check the log there."),
-    "silent": _("No reports come from %(workers)s. A silent worker has stopped, hangs or cannot reach Redis."),
+    "silent": _(
+        "No reports come from %(workers)s. A worker that is not reporting has stopped, hangs or cannot reach Redis."
+    ),
 }
 _LATE = _(
     "Quota usage on %(workers)s has been waiting for the database for up to %(age)s. It is lost if the worker is "
