@@ -17,6 +17,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import policy_alias
+from ..changes.validators import primary_key
 from ..changes.writer import field_values, rows_by_pk
 from ..models import PolicyChange
 from ..operations.recorded import read_value, who_changed
@@ -60,10 +61,7 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
     @cached_property
     def seen(self) -> Any:
         """The values that the operator saw when the form was rendered; None if they are missing or not our own."""
-        try:
-            return signing.loads(self.data.get(self.add_prefix(_SEEN), ""), salt=self._salt)
-        except signing.BadSignature:
-            return None
+        return self._seen_of(self.instance)
 
     @cached_property
     def changed_data(self) -> list[str]:
@@ -90,6 +88,17 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
             return set()
         return (self.stored.keys() & self.fields.keys()) - {*self.changed_data}
 
+    def is_untouched(self) -> bool:
+        """Return whether a row that is not stored any more was sent as it was rendered, or not sent."""
+        model: Any = type(self.instance)
+        pk = self.data.get(self.add_prefix(model._meta.pk.name))
+        if pk is None:
+            return True
+        row = model(pk=primary_key(model, pk))
+        seen = self._seen_of(row)
+        then = seen and self._form_of(row, seen)
+        return bool(then) and not any(self._differs(name, then) for name in self.fields.keys() & seen.keys())
+
     def full_clean(self) -> None:
         """Validate what will be stored; refuse what somebody else changed meanwhile."""
         super().full_clean()
@@ -114,7 +123,7 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
             return SafeString()
         name = self.add_prefix(_SEEN)
         refused = self.is_bound and self.seen is None
-        value = self.data.get(name, "") if refused else signing.dumps(self.stored, salt=self._salt)
+        value = self.data.get(name, "") if refused else signing.dumps(self.stored, salt=_salt(self.instance))
         return forms.HiddenInput().render(name, value)
 
     def _clean_fields(self) -> None:
@@ -125,9 +134,11 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
         self.fields = fields
         self.cleaned_data |= {name: getattr(self.instance, name) for name in kept}
 
-    @property
-    def _salt(self) -> str:
-        return f"ratequota.{_SEEN}.{self.instance._meta.label_lower}.{self.instance.pk}"
+    def _seen_of(self, instance: Any) -> Any:
+        try:
+            return signing.loads(self.data.get(self.add_prefix(_SEEN), ""), salt=_salt(instance))
+        except signing.BadSignature:
+            return None
 
     def _values(self, instance: Any) -> dict[str, Any]:
         """Return the stored values of the form's fields; those that a formset adds are none of the object."""
@@ -162,6 +173,10 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
         kind = self.instance._meta.concrete_model._meta.model_name
         change = PolicyChange(model=kind, object_id=str(self.instance.pk), before={name: before}, after={name: after})
         return " ".join([*who_changed(change), gettext("Save again to overwrite that.")])
+
+
+def _salt(instance: Any) -> str:
+    return f"ratequota.{_SEEN}.{instance._meta.label_lower}.{instance.pk}"
 
 
 def _with_line_ends(value: Any) -> Any:

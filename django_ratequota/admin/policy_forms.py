@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import check_rates
@@ -97,12 +98,25 @@ class ListedForm(RowForm):
 
 
 class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
-    """Rows of policies; somebody may delete one while the page is open."""
+    """Rows of policies. Those that were deleted while the page was open are left out, edited ones refused once."""
+
+    @cached_property
+    def forms(self) -> list[Any]:
+        """The rows. Deleted ones come after those that are stored, because pages show a row for each stored one."""
+        made: list[Any] = super().forms
+        initial = self.initial_form_count()
+        return [*sorted(made[:initial], key=lambda form: form.instance.pk is None), *made[initial:]]
+
+    def _construct_form(self, i: int, **kwargs: Any) -> Any:
+        form: Any = super()._construct_form(i, **kwargs)  # type: ignore[misc]
+        if self.is_bound and i < self.initial_form_count() and form.instance.pk is None and form.is_untouched():
+            form.changed_data, form.empty_permitted = [], True  # as a new row that was not filled in
+        return form
 
     def clean(self) -> None:
-        """Report a deleted row in words: Django's error belongs to a hidden field, and is not shown."""
+        """Report an edited row in words: Django's error belongs to a hidden field, and is not shown."""
         super().clean()
-        if any(form.instance.pk is None for form in self.initial_forms):
+        if any(form.instance.pk is None and form.has_changed() for form in self.initial_forms):
             raise ValidationError(
-                _("A row on this page was deleted in the meantime. Open the page again and repeat the change.")
+                _("A row that you changed was deleted in the meantime. Save again to leave it out.")
             )

@@ -229,7 +229,7 @@ def test_a_policy_deleted_while_the_page_was_open_is_reported(operator: Client, 
     for path, form in ((f"plan/{free.pk}/change/", table), ("ratepolicy/", edited)):
         page = operator.post(f"{BASE}/{path}", form)
         assert page.status_code == 200
-        assert "A row on this page was deleted in the meantime" in page.content.decode()
+        assert "A row that you changed was deleted in the meantime" in page.content.decode()
     kept.refresh_from_db()
     assert (kept.rates, kept.mode) == ("1/s", "enforce")
 

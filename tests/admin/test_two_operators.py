@@ -181,6 +181,29 @@ def test_a_plan_that_was_deleted_after_its_policy_had_moved(anna: Client, ben: C
     assert (policy.plan, policy.mode) == (pro, "log")
 
 
+@pytest.mark.parametrize("page_of", ["plan", "list"])
+@pytest.mark.parametrize("edited", [False, True], ids=["untouched", "edited"])
+def test_a_row_deleted_meanwhile_is_left_out_and_an_edited_one_refused_once(
+    anna: Client, ben: Client, free: Plan, page_of: str, edited: bool
+) -> None:
+    listed = page_of == "list"
+    gone, kept = (
+        RatePolicy.objects.create(plan=free, rates=f"{n}/s", counted_per=per, mode="log")
+        for n, per in ((1, "ip"), (2, "caller"))
+    )
+    url, prefix = (POLICIES, "form") if listed else (form_url(free), "policies")
+    old = opened(ben, url)
+    RatePolicy.objects.filter(pk=gone.pk).delete()
+    edits = {f"{row(old, prefix, kept)}mode": "enforce"}
+    if edited:
+        edits[f"{row(old, prefix, gone)}mode"] = "off"
+        page = save(ben, url, old, **edits)
+        assert "A row that you changed was deleted in the meantime." in words_of(page)
+        old, edits = {**form_of(page), "_save": "1"}, {}
+    saved(ben, url, old, **edits)
+    assert list(RatePolicy.objects.values_list("rates", "mode")) == [("2/s", "enforce")]
+
+
 def test_a_save_keeps_the_microseconds_of_other_fields(anna: Client) -> None:
     end = datetime(2100, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     policy = RatePolicy.objects.create(rates="1/s", ends_at=end)
