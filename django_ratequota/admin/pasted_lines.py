@@ -36,7 +36,10 @@ class LinesForm(ChangeReasonForm):
     file = forms.FileField(
         label=_("Or a file"),
         required=False,
-        help_text=_("A .txt file with the same lines or a .csv file with the columns who, end and reason."),
+        help_text=_(
+            "A .txt file with the same lines or a .csv file that names its columns in the first line, such as email, "
+            "end and reason."
+        ),
     )
     field_order = ["text", "file", REASON_FIELD]
 

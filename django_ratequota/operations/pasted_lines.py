@@ -1,7 +1,8 @@
 """Assign a plan to many customers, or add them to a list or remove them, by lines of text: pasted ones, or a file's.
 
 A line is ``203.0.113.0/24``, ``tenant:acme``, ``user:42`` or a user's name or email address, then optionally
-``until 2026-12-31`` and ``# reason``. A file in CSV has these as columns: who, end, reason.
+``until 2026-12-31`` and ``# reason``. A file in CSV has these as columns: who, end, reason, or others that its first
+line names.
 """
 
 from __future__ import annotations
@@ -37,8 +38,15 @@ _REASON, _UNTIL = re.compile(r"(?:^|(?<=\s))#"), re.compile(r"(?<=\s)until(?=\s)
 #: The first cell of a file in CSV, and what separates it from the next one.
 _FIRST_CELL = re.compile(r'\s*(?:"[^"]*"\s*|[^"\s,;][^,;\t]*)?([,;\t])')
 _FIRST_CELL_SIZE = 10_000
-#: Names of the first column of a file in CSV.
-_HEADS = ("who", "member", "subject", "customer", "user")
+#: Names of the columns of a file in CSV, the one to prefer first; a hyphen or an underscore is written as a space.
+_NAMES = [
+    names.split(", ")
+    for names in (
+        "who, member, subject, user, user name, username, login, email, e mail, email address, customer",
+        "end, ends, ends at, until",
+        "reason, why, comment, note",
+    )
+]
 _SHOWN = 80
 #: The columns that ``assignment_facts`` reads, and whose assignment it is.
 _COLUMNS = ("pk", "user_id", "subject", "plan_id", "starts_at", "ends_at", "anchor")
@@ -86,15 +94,35 @@ def _csv_lines(source: StringIO) -> Iterator[Line]:
     source.seek(0)
     rows = csv.reader(source, delimiter=separator[1] if separator else ",", strict=True)
     begun = 1
+    places: list[int | None] = [0, 1, 2]
     try:
         for row in rows:
-            who, until, reason = (*(" ".join(cell.splitlines()).strip() for cell in row[:3]), "", "", "")[:3]
-            if begun > 1 or who.lower() not in _HEADS:
-                yield Line(begun, who, until, reason)
+            cells = [" ".join(cell.splitlines()).strip() for cell in row]
+            if begun == 1 and (named := _places(cells)):
+                places = named
+            else:
+                yield Line(begun, *("" if at is None or at >= len(cells) else cells[at] for at in places))
             begun = rows.line_num + 1
     except csv.Error as error:
         words = {"number": begun, "problem": error}
         raise ValidationError(_("Line %(number)d is not CSV: %(problem)s.") % words) from error
+
+
+def _places(cells: list[str]) -> list[int | None]:
+    """Return the place of each column that the first line names; None = it has no such column.
+
+    Returns [] if the line is no head. Raises ``ValidationError`` if it is one without a column of customers.
+    """
+    heads = [re.sub("[-_ ]+", " ", cell.lower()) for cell in cells]
+    places = [next((heads.index(name) for name in names if name in heads), None) for names in _NAMES]
+    if places[0] is not None:
+        return places
+    if len(cells) > 1 and cells[1] and not cells[1][0].isdigit() and cells[0][:1] not in {"", "#"}:
+        known = ", ".join(name for name in _NAMES[0] if name not in {"e mail", "user name"})
+        problem = _("The first line names no column that is known: %(line)s. Name the one with customers %(names)s.")
+        line = visible(", ".join(cells))[:_SHOWN]
+        raise ValidationError(problem % {"line": line, "names": known})
+    return []
 
 
 def read_lines(model: type[_Row], lines: Sequence[Line], **fields: Any) -> dict[Key, tuple[Line, _Row]]:

@@ -40,6 +40,29 @@ def test_a_row_of_a_file_is_no_head_and_may_be_a_comment() -> None:
     assert [line.who for line in lines_of("#,a,b\n10.0.0.1,,\nuser,,\n", columns=True)] == ["10.0.0.1", "user"]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("E-Mail;Name;Ends_at\na@b.example;Alice;2999-12-31\n", ("a@b.example", "2999-12-31", "")),
+        ("id,email,username\n1,a@b.example,alice\n", ("alice", "", "")),
+        ("reason,customer\nContract,tenant:acme\n", ("tenant:acme", "", "Contract")),
+        ("tenant:acme,2999-12-31,Contract\n", ("tenant:acme", "2999-12-31", "Contract")),
+        ("tenant:acme\n", ("tenant:acme", "", "")),
+    ],
+)
+def test_the_first_line_of_a_file_names_its_columns(text: str, expected: tuple[str, str, str]) -> None:
+    [line] = lines_of(text, columns=True)
+    assert (line.who, line.until, line.reason) == expected
+
+
+def test_a_first_line_without_a_column_of_customers_is_one_error() -> None:
+    """Regression: each of 201 lines had an error, as the second column was taken for an end."""
+    with pytest.raises(ValidationError) as caught:
+        lines_of("Account,Plan\n" + "tenant:acme,Pro\n" * 200, columns=True)
+    [text] = caught.value.messages
+    assert "no column that is known: Account, Plan. Name the one with customers who, " in text
+
+
 def test_an_end_is_in_the_operators_time_zone_unless_it_names_another() -> None:
     ends = [("2999-12-31 18:00", 9), ("2999-12-31T18:00+02:00", 16), ("2999-12-31", 15)]
     with timezone.override("Asia/Tokyo"):
