@@ -422,7 +422,8 @@ def refused_rows(text: str) -> list[list[str]]:
     (section,) = re.findall(r'<section[^>]*aria-labelledby="ratequota-recent".*?</section>', text)
     rows = re.findall(r"<tr.*?</tr>", section)[1:]
     return [
-        [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)] for row in rows
+        [" ".join(re.sub("<[^>]+>", " ", cell).split()) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)]
+        for row in rows
     ]
 
 
@@ -438,10 +439,18 @@ def test_a_customers_refusals_come_first_grouped_by_endpoint(
     ]
     text = explain(operator, user=alice.pk)
     assert refused_rows(text) == [
-        ["GET search", "19", "search: 10/min, all/day", "11/20/2026 12:00:00 UTC"],
+        [
+            "GET search",
+            "19",
+            "search: 10/min, all/day",
+            "11/20/2026 12:00:00 UTC"
+            " 11/20/2026 12:00:00 UTC · 2× · search: 10/min, all/day"
+            " 11/20/2026 10:00:00 UTC · 17× · search: 10/min",
+        ],
         ["GET /reports/", "17", "all/day", "11/20/2026 11:00:00 UTC"],
     ]
     assert f'<a href="{PAGE}?id=NEWEST0001">GET search</a>' in text
+    assert f'<a href="{PAGE}?id=ABCDE12345">11/20/2026 10:00:00 UTC</a>' in text
     assert text.index("Refusals in the last 24 hours") < text.index("Customer and request")
     assert "were searched" not in text
     at_endpoint = explain(operator, user=alice.pk, endpoint="search")

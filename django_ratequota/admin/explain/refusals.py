@@ -23,6 +23,8 @@ from ..pages import reply, unanswered
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
 #: Maximum number of callers that are listed for each place where an organisation was refused.
 _MAX_PEOPLE = 3
+#: Maximum number of records that are listed for each place: a record has the refusals of one minute.
+_MAX_RECORDS = 20
 
 
 def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
@@ -96,6 +98,7 @@ def _place(model_admin: Any, caller: str, own: list[Refusal], users: Mapping[str
     """Return the refusals at one endpoint, or at one route without an endpoint; the newest comes first.
 
     ``people`` are the callers refused most often, as (text, link); none where these are one's own refusals.
+    ``records`` are the latest of several, each with the refusals by the same limits in one minute.
     """
     newest, callers = own[0], Counter[str]()
     for refusal in own:
@@ -109,4 +112,15 @@ def _place(model_admin: Any, caller: str, own: list[Refusal], users: Mapping[str
         "violated": limits_text(dict.fromkeys(name for refusal in own for name in refusal.limits)),
         "people": [(caller_text(name, users), explain_url(model_admin.admin_site, name)) for name in people],
         "more": len(callers) - len(people) if people else 0,
+        "records": [
+            {
+                "link": model_admin.page_url("explain", query={"id": refusal.id}),
+                "at": clock(refusal.at.timestamp()),
+                "count": refusal.count,
+                "violated": limits_text(refusal.limits),
+                "caller": caller_text(refusal.caller, users) if people else "",
+            }
+            for refusal in (own[:_MAX_RECORDS] if len(own) > 1 else ())
+        ],
+        "more_records": max(0, len(own) - _MAX_RECORDS),
     }
