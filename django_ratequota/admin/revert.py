@@ -14,7 +14,7 @@ from django.contrib import messages
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpResponseRedirect
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import saving
@@ -32,10 +32,18 @@ from .permissions import lacking, permission_name
 #: Maximum number of objects that the page compares (the command undoes larger saves), and that it lists.
 MOST, _LISTED = 2_000, 50
 _FLAGS = {"create": ADDITION, "change": CHANGE, "delete": DELETION}
-#: Kind of revert -> the page's title, and the text for the history.
+#: Kind of revert -> the page's title, the text for the history, and the message afterwards.
 _TEXTS = {
-    "save": (_("Undo the change of %(date)s"), _("undid the change of %(date)s")),
-    "object": (_("Restore the version before %(date)s"), _("restored version before %(date)s")),
+    "save": (
+        _("Undo the change of %(date)s"),
+        _("undid the change of %(date)s"),
+        ngettext_lazy("The change of %d object was undone.", "The changes of %d objects were undone."),
+    ),
+    "object": (
+        _("Restore the version before %(date)s"),
+        _("restored version before %(date)s"),
+        ngettext_lazy("%d object was restored.", "%d objects were restored."),
+    ),
 }
 
 
@@ -57,7 +65,7 @@ class RevertPage(AdminPage):
         if what not in _TEXTS or (what == "object" and not (change.model in KINDS and change.before)):
             raise Http404
         rows = of_save(change.change_id) if what == "save" else of_object(change)
-        title, message = (text % {"date": moment(change.at)} for text in _TEXTS[what])
+        title, message = (text % {"date": moment(change.at)} for text in _TEXTS[what][:2])
         # Not the page of the undo, where a button of the same name would make the changes again.
         back = self.admin.page_url("save", change.change_id)
         context = {"title": title, "what": what, "back": back}
@@ -78,7 +86,7 @@ class RevertPage(AdminPage):
                     reason = form.cleaned_data["reason"] or message
                     try:
                         apply(revert, actor=request.user, reason=reason, undoes=undoes)
-                        self._report(request, revert, message)
+                        self._report(request, revert, message, _TEXTS[what][2])
                         return HttpResponseRedirect(back)
                     except ValidationError as error:
                         errors = error.messages
@@ -90,13 +98,13 @@ class RevertPage(AdminPage):
         }
         return self.render(request, "revert.html", context)
 
-    def _report(self, request: Any, revert: Revert, message: str) -> None:
+    def _report(self, request: Any, revert: Revert, message: str, text: Any) -> None:
         """Write the log of each object, and tell the operator."""
         for verb, flag in _FLAGS.items():
             rows: Any = [step.then or step.now for step in revert.done if step.verb == verb]
             LogEntry.objects.log_actions(request.user.pk, rows, flag, message)
         done, left = len(revert.done), len(revert.left)
-        text = ngettext("%(count)d object was restored.", "%(count)d objects were restored.", done) % {"count": done}
+        text %= done
         if left:
             stay = ngettext("%(count)d object stays unchanged.", "%(count)d objects stay unchanged.", left)
             text = f"{text} {stay % {'count': left}}"

@@ -61,7 +61,7 @@ def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         elif not found:
             raise CommandError(f"{shown} is not blocked. To end the block of a network, enter the network.")
         for one in found:
-            overrides.end_block(one)
+            overrides.end(one)
     if options["end"]:
         yield f"No longer blocked: {shown}"
         return
@@ -87,9 +87,10 @@ def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if options["rates"].strip() == BLOCKED:
         raise CommandError("To refuse the customer's requests, run manage.py ratequota block")
     with saving(RatePolicy), changed_by(None, options["reason"]) as save:
-        for _winner, added in found:
+        for winner, added in found:
             added.rates = options["rates"] or added.rates
             _save(added, options)
+            overrides.refuse_lower(added, winner)
     for winner, added in found:
         yield f"Boosted until {moment(added.ends_at)}: {added} instead of {winner.rates}"
     yield f"To undo it: manage.py ratequota undo {save.change_id}"

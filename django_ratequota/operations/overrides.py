@@ -6,6 +6,7 @@ A block has the rates ``blocked`` and a start. Its *name* says who is blocked: `
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -16,9 +17,9 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from ..changes.databases import not_ended, started
-from ..changes.validators import canonical_subject, primary_key
+from ..changes.validators import canonical_subject, primary_key, visible
 from ..engine.rates import BLOCKED, MAX_CONCURRENT, MAX_UNITS, UNLIMITED, Rate, format_rate
-from ..models import RatePolicy
+from ..models import PolicyChange, RatePolicy
 from ..monitoring.refusals import Refusal
 from ..policies.audience_index import Group
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
@@ -29,6 +30,7 @@ from ..runtime import process
 from ..utils.addresses import named_network
 from .counters import is_shared
 from .explain import Explanation
+from .texts import moment
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}
@@ -100,10 +102,56 @@ def propose_boosts(explanation: Explanation, policy_ids: Collection[str]) -> lis
     facts = [one for one in explanation.resolution.winners if str(one.id) in policy_ids]
     rows = RatePolicy.objects.select_related("endpoint").in_bulk(one.id for one in facts)
     if not policy_ids or len(rows) < len({*policy_ids}):
-        raise ValidationError(_("That policy does not apply to this request. Choose again."))
+        raise ValidationError(
+            _boosted_by(explanation) or _("That policy does not apply to this request. Choose again.")
+        )
     if whys := [why for one in facts if (why := no_boost_reason(explanation, one))]:
         raise ValidationError(whys)
     return [(rows[one.id], propose_boost(explanation, rows[one.id])) for one in facts]
+
+
+def _boosted_by(explanation: Explanation) -> str:
+    """Return in a sentence who granted the latest boost that applies to the request; "" where none does."""
+    granted = {str(one.id): one for one in explanation.resolution.winners if is_boost(one)}
+    changes = PolicyChange.objects.filter(model="ratepolicy", action="create", object_id__in=granted)
+    if (change := changes.select_related("actor").order_by("-pk").first()) is None:
+        return ""
+    boost = granted[change.object_id]
+    text = _("A boost was granted here by %(actor)s at %(at)s: %(rates)s until %(end)s. Choose again.")
+    actor = visible(change.actor or _("Code or a command"))
+    end = moment(to_datetime(boost.ends_us or 0))
+    return text % {"actor": actor, "at": moment(change.at), "rates": visible(boost.text), "end": end}
+
+
+def is_boost(policy: PolicyFacts) -> bool:
+    """Whether the policy is for a user or a subject, and ends, as boosts do and a customer's own limits do not."""
+    return bool(policy.user or policy.subject) and policy.ends_us is not None and policy.rates != BLOCKED
+
+
+def boosts_in_force(explanation: Explanation, policy_ids: Collection[str]) -> dict[str, RatePolicy]:
+    """Return by id which of these policies are boosts that apply to the request."""
+    ids = [one.id for one in explanation.resolution.winners if is_boost(one) and str(one.id) in policy_ids]
+    return {str(row.pk): row for row in RatePolicy.objects.select_related("endpoint", "user").filter(pk__in=ids)}
+
+
+def refuse_lower(boost: RatePolicy, winner: RatePolicy) -> None:
+    """Raise ``ValidationError`` where the boost admits less than the policy that it replaces.
+
+    A rate is compared with that of the same period, and the lowest one with the lowest of the policy.
+    """
+    new, old = policy_facts(boost).rates, policy_facts(winner).rates
+    if new == BLOCKED or (
+        isinstance(new, tuple) and (old == UNLIMITED or (isinstance(old, tuple) and _less(new, old)))
+    ):
+        text = _("A boost cannot admit less than %(rates)s. To lower a limit, add a rate policy for the customer.")
+        raise ValidationError({"rates": text % {"rates": visible(winner.rates)}})
+
+
+def _less(new: tuple[Rate, ...], old: tuple[Rate, ...]) -> bool:
+    before = {(rate.concurrent, rate.counts, rate.period): rate.limit for rate in old}
+    same = (rate.limit < before.get((rate.concurrent, rate.counts, rate.period), 0) for rate in new)
+    lowest = (min((rate.limit / rate.period_us for rate in rates), default=0) for rates in (new, old))
+    return any(same) or operator.lt(*lowest)
 
 
 def boostable(explanation: Explanation, refusals: Iterable[Refusal]) -> list[int]:
@@ -173,11 +221,12 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
     return found
 
 
-def end_block(block: RatePolicy) -> None:
-    """End the block now, and keep it for the history."""
+def end(override: RatePolicy) -> None:
+    """End the block or the boost now, and keep it for the history."""
     now = this_second()
-    block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
-    block.save(update_fields=["ends_at"])
+    begins = override.starts_at
+    override.ends_at = now if begins is None else max(now, begins + timedelta(microseconds=1))
+    override.save(update_fields=["ends_at"])
 
 
 def this_second() -> datetime:
@@ -190,11 +239,11 @@ def _begun_second(now_us: int) -> int:
     return now_us // 10**6 * 10**6
 
 
-def block_caution(block: RatePolicy, operator: Caller) -> str:
-    """Return a sentence that warns of a block of the operator, who asks for it; "" where it is not."""
+def block_caution(block: RatePolicy, caller: Caller) -> str:
+    """Return a sentence that warns of a block of the caller, who asks for it; "" where it is not."""
     facts, names = policy_facts(block), {"audience": block.audience}
-    if facts.user and facts.user == operator.user_id:
+    if facts.user and facts.user == caller.user_id:
         return _("%(audience)s is you. Your own requests would be refused.") % names
-    if not facts.user and any(contenders(operator, [], Group([facts]), None, ())):
+    if not facts.user and any(contenders(caller, [], Group([facts]), None, ())):
         return _("%(audience)s includes you. Your own requests would be refused.") % names
     return ""

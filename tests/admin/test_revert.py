@@ -57,7 +57,7 @@ def test_a_save_is_undone_after_its_plan_was_shown(
     assert sorted(LogEntry.objects.values_list("action_flag", flat=True)) == [1, 2, 2, 3]
     assert done.headers["Location"] == url(edited)
     page = words_of(operator.get(url(edited)))
-    assert "4 objects were restored." in page
+    assert "The changes of 4 objects were undone." in page
     assert f'<dt>Undone</dt><dd><a href="{url()}">' in page
     assert f'<dt>Undoes</dt><dd><a href="{url(edited)}">' in words_of(operator.get(url()))
     page = words_of(operator.get(revert_url("save", edited)))

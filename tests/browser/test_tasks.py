@@ -77,6 +77,11 @@ def test_a_customers_limit_is_raised_until_friday(desk: Desks, scene: Scene) -> 
     assert boost.ends_at is not None
     end = timezone.localtime(boost.ends_at)
     assert (end.date(), end.time()) == (friday, time(23, 59, 59))
+    with own.task(actions=2):
+        page.get_by_role("link", name="Boosted until").click()
+        page.get_by_role("button", name="End it").click()
+        expect(page.locator(".messagelist .success")).to_contain_text("The boost of user carol has ended.")
+    assert ask(page, "carol").status == 429
 
 
 # --- A disputed month: which days were used, what was given back, by whom: five actions. ---

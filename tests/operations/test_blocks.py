@@ -179,7 +179,7 @@ def test_a_block_is_ended_without_its_other_fields() -> None:
     block.starts_at = timezone.now() + timedelta(hours=1)
     block.save()
     RatePolicy.objects.update(reason="Ticket 4711")
-    overrides.end_block(block)
+    overrides.end(block)
     ended = RatePolicy.objects.get()
     assert (ended.reason, ended.ends_at) == ("Ticket 4711", block.starts_at + timedelta(microseconds=1))
 

@@ -33,7 +33,7 @@ from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
 from django_ratequota.runtime import default_limiter
 from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, explain, staff
-from tests.support.operators import words_of
+from tests.support.operators import client_of, words_of
 from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -137,6 +137,10 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
         ({"ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must be after the start."),
         ({"ends_at_0": "soon", "ends_at_1": "00:00"}, "Enter a valid date."),
         ({"ends_at_1": "00:00"}, "Enter a valid date."),
+        ({"rates": "9/hour, 200/day"}, "A boost cannot admit less than 10/hour, 100/day."),
+        ({"rates": "1/day"}, "A boost cannot admit less than 10/hour, 100/day."),
+        ({"rates": "1/week"}, "A boost cannot admit less than 10/hour, 100/day."),
+        ({"rates": "blocked"}, "A boost cannot admit less than 10/hour, 100/day."),
     ],
 )
 def test_an_invalid_boost_is_reported_and_not_granted(
@@ -233,6 +237,51 @@ def test_the_reason_why_no_boost_is_offered_is_shown(
     page = operator.get(f"{BOOST}?{urlencode({**caller, 'policy': winner.pk})}", follow=True)
     assert reason in unescape(page.content.decode())
     assert RatePolicy.objects.count() == 1
+
+
+@pytest.mark.parametrize("rates", ["10/hour, 100/day", "5/s, 101/day", "unlimited", "100/min"])
+def test_a_boost_may_have_any_rates_that_admit_no_less(operator: Client, alice: User, rates: str) -> None:
+    assert boosted(operator, boost_url(alice), rates).status_code == 302
+    assert RatePolicy.objects.get(user=alice).rates == rates
+
+
+@pytest.mark.parametrize("rates", ["20/hour", "unlimited"])
+def test_a_boost_is_ended_where_explain_shows_it(operator: Client, alice: User, rates: str) -> None:
+    boosted(operator, boost_url(alice), rates)
+    text = explain(operator, user=alice.pk, endpoint="search")
+    boost = RatePolicy.objects.get(user=alice)
+    assert re.search(
+        rf'<a href="{re.escape(boost_url(alice, boost)).replace("&", "&(?:amp;)?")}">Boosted until .* UTC: End it…',
+        text,
+    )
+    page = words_of(operator.get(boost_url(alice, boost)))
+    assert "search: user alice: Ticket 4711" in page
+    assert ("Yes, boost" in page) is (rates != "unlimited")
+    done = words_of(operator.post(boost_url(alice, boost), {"end": boost.pk, "change_reason": "Solved"}, follow=True))
+    assert "The boost of user alice has ended." in done
+    change = PolicyChange.objects.latest("pk")
+    assert (change.object_id, change.action, change.reason) == (str(boost.pk), "update", "Solved")
+    assert not ExplainQuery(user_id=str(alice.pk), endpoint="search").explain().resolution.winners[0].user
+    again = operator.post(boost_url(alice, boost), {"end": boost.pk}, follow=True)
+    assert "That boost has already ended." in words_of(again)
+
+
+def test_a_limit_of_the_customers_own_is_not_ended_as_a_boost(operator: Client, alice: User) -> None:
+    own = RatePolicy.objects.create(user=alice, endpoint=plan_policy().endpoint, rates="50/hour, 500/day")
+    assert "End it…" not in explain(operator, user=alice.pk, endpoint="search")
+    page = words_of(operator.post(boost_url(alice, own), {"end": own.pk}, follow=True))
+    assert "That boost has already ended." in page
+    own.refresh_from_db()
+    assert own.ends_at is None
+
+
+def test_a_colleagues_boost_is_named_where_the_page_was_open(operator: Client, alice: User) -> None:
+    """Regression: it said that the policy did not apply, and not why."""
+    colleague = client_of(superuser=True, name="colleague")
+    assert boosted(colleague, boost_url(alice), "40/hour, 400/day").status_code == 302
+    page = words_of(operator.get(boost_url(alice), follow=True))
+    assert "A boost was granted here by colleague at " in page
+    assert ": 40/hour, 400/day until " in page
 
 
 @pytest.mark.parametrize("policy", ["", "4711", "x", []])

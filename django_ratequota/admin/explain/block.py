@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from django import forms
@@ -11,24 +11,24 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ...changes.databases import saving
 from ...exceptions import StoreError
 from ...models import RatePolicy
 from ...operations import overrides
 from ...operations.explain import caller_params
 from ...operations.impact import NotEstimable, estimate
 from ...policies.requests.caller import Caller
-from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
 from ..names import audience_text, caller_names, caller_text
 from ..permissions import may_block
-from .override import OverrideForm, OverridePage
+from .override import OverrideForm, OverridePage, in_force
 
 
 class BlockPage(OverridePage):
     """Asks whom to block, and until when, and says who would be hit; shows the blocks in force, to end them."""
 
     name = "block"
+    ended = _("No longer blocked: %(audience)s.")
+    gone = _("That block has already ended.")
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may block callers."""
@@ -47,9 +47,9 @@ class BlockPage(OverridePage):
             text = gettext("Only users, subjects and addresses can be blocked, not %(caller)s.")
             self.admin.message_user(request, text % {"caller": shown(caller) or "—"}, messages.ERROR)
             return HttpResponseRedirect(back)
-        in_force = overrides.blocks_in_force([name for name in names if may_block(request.user, name)])
+        blocked = overrides.blocks_in_force([name for name in names if may_block(request.user, name)])
         if "end" in request.POST:
-            self._end(request, in_force.get(request.POST["end"], []), users)
+            self.end(request, blocked.get(request.POST["end"], []), users)
             return HttpResponseRedirect(back)
         proposed = {name: overrides.propose_block(name) for name in names}
         choices = [(name, f"{caller_text(name, users)}: {_recent(block)}") for name, block in proposed.items()]
@@ -65,8 +65,7 @@ class BlockPage(OverridePage):
             "lead": _("A block refuses every request at once. It takes precedence over all other policies."),
             "cautions": [text for block in proposed.values() if (text := overrides.block_caution(block, operator))],
             "in_force": [
-                (name, own[0], caller_text(name, users), _until(own[0]), ChangeReasonForm(auto_id=f"id_{name}_%s"))
-                for name, own in in_force.items()
+                in_force(name, own[0], caller_text(name, users), _until(own[0])) for name, own in blocked.items()
             ],
             "fields": form,
             "button": _("Yes, block"),
@@ -79,16 +78,6 @@ class BlockPage(OverridePage):
         # Not the audience first, because the admin begins messages with a capital letter.
         return f"{_until(override)}: {audience_text(override, caller_names([override.subject]))}."
 
-    def _end(self, request: Any, own: list[RatePolicy], users: Mapping[str, str]) -> None:
-        """End all blocks of one name: there may be another one that was sent twice."""
-        text = gettext("That block has already ended.")
-        with saving(RatePolicy):
-            for block in own:
-                text = gettext("No longer blocked: %(audience)s.") % {"audience": audience_text(block, users)}
-                overrides.end_block(block)
-                self.admin.log_change(request, block, text)
-        self.admin.message_user(request, text, messages.SUCCESS if own else messages.WARNING)
-
 
 def block_links(
     model_admin: Any, request: Any, pairs: Iterable[tuple[str, str]], origin: str = ""
@@ -99,12 +88,12 @@ def block_links(
     the page with the links.
     """
     names = {pair: [one for one in overrides.block_targets(*pair) if may_block(request.user, one)] for pair in pairs}
-    in_force = overrides.blocks_in_force({name for own in names.values() for name in own})
+    blocked = overrides.blocks_in_force({name for own in names.values() for name in own})
     links = {}
     for (caller, ip), own in names.items():
         if own:
             query = {name: text for name, text in (("caller", caller), ("ip", ip), ("from", origin)) if text}
-            block = next((in_force[name][0] for name in own if name in in_force), None)
+            block = next((blocked[name][0] for name in own if name in blocked), None)
             links[caller, ip] = {
                 "url": model_admin.page_url("block", query=query),
                 "text": _("Block…") if block is None else _("%s: End it…") % _until(block),

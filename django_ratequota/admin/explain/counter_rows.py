@@ -12,10 +12,11 @@ from ...engine.types import Bucket, BucketStatus
 from ...monitoring.health import state_of
 from ...operations.counters import is_shared, own_title, peek, slots_by_worker
 from ...operations.explain import Explanation, anchor_of
-from ...operations.overrides import no_boost_reason
+from ...operations.overrides import is_boost, no_boost_reason
+from ...policies.facts import to_datetime
 from ...policies.limit_names import limit_name
 from ...policies.requests.caller import UNKNOWN
-from ..formatting import bar_percent, clock, clock_and_wait, shown
+from ..formatting import bar_percent, clock, clock_and_wait, moment, shown
 from ..names import caller_text, limits_text
 from ..pages import reply
 from ..usage.status import STATES
@@ -57,7 +58,8 @@ def counter_rows(
         common = {
             "scope": endpoint.name if endpoint else "",
             "policy": policies.get(policy.id) or {"id": policy.id},
-            "boost": boost_url(policy.id) if boost_url and not why_not else "",
+            "boost": boost_url(policy.id) if boost_url and (not why_not or is_boost(policy)) else "",
+            "boosted": moment(to_datetime(policy.ends_us or 0)) if boost_url and is_boost(policy) else "",
             "no_boost_reason": why_not,
         }
         counters += [{**row(bucket), **common} for bucket in buckets]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import time, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
@@ -17,6 +17,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ...changes.databases import saving
 from ...models import RatePolicy
+from ...operations import overrides as operations
+from ..base import ChangeReasonForm
+from ..names import audience_text
 from ..pages import AdminPage
 from ..permissions import check_subject
 from ..widgets import name_date_parts
@@ -84,13 +87,26 @@ class OverrideForm(forms.Form):
 
 
 class OverridePage(AdminPage):
-    """Asks with an ``OverrideForm``; adds the overrides once the operator has confirmed."""
+    """Asks with an ``OverrideForm``; adds the overrides once the operator has confirmed, and ends those in force."""
 
     css = ("django_ratequota/explain.css",)
+    #: What it says of an override that it has ended, and of one that had ended already.
+    ended: ClassVar[Any]
+    gone: ClassVar[Any]
 
     def text(self, override: RatePolicy) -> str:
         """Return in a sentence that the override was added."""
         raise NotImplementedError
+
+    def end(self, request: Any, own: Iterable[RatePolicy], users: Mapping[str, str]) -> None:
+        """End the overrides, which are for one audience: there may be another one that was sent twice."""
+        done = ""
+        with saving(RatePolicy):
+            for override in own:
+                done = str(self.ended) % {"audience": audience_text(override, users)}
+                operations.end(override)
+                self.admin.log_change(request, override, done)
+        self.admin.message_user(request, done or self.gone, messages.SUCCESS if done else messages.WARNING)
 
     def add(self, request: Any, form: OverrideForm, overrides: Mapping[str, RatePolicy]) -> bool:
         """Save the overrides, by the form's field that chose each, all or none; False = the form has errors now."""
@@ -115,6 +131,11 @@ class OverridePage(AdminPage):
         self.admin.log_addition(request, override, text)
         link = self.admin.page_url("change", override.pk)
         return format_html('{} <a href="{}">{}</a>', text, link, gettext("See the override."))
+
+
+def in_force(name: str, override: RatePolicy, who: str, until: str) -> tuple[Any, ...]:
+    """Return what the page shows of an override in force, whose button to end it sends ``name``."""
+    return name, override, who, until, ChangeReasonForm(auto_id=f"id_{name}_%s")
 
 
 def _validate(override: RatePolicy, form: OverrideForm, field: str) -> None:
