@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from ipaddress import ip_address, ip_network
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import Error as DatabaseError
+from django.db.models import Q
 from django.urls import Resolver404
 from django.utils.translation import gettext as _
 
@@ -23,13 +25,13 @@ from ..engine.decision import Decision, LimitRequest
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
-from ..models import METHODS, Endpoint, Plan
+from ..models import METHODS, Endpoint, Plan, RatePolicy
 from ..monitoring.refusals import Refusal
 from ..policies.cache import PolicyCache
 from ..policies.exemptions import why_skipped
-from ..policies.facts import PlanFacts
+from ..policies.facts import PlanFacts, policy_facts, to_datetime
 from ..policies.matching import NO_METHOD, Where, match_endpoints
-from ..policies.reasons import Candidate, explain, explain_winners, plan_source
+from ..policies.reasons import Candidate, explain, explain_winners, plan_source, why_idle
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, known_scopes, resolve_path, resolved
 from ..policies.requests.view_declarations import least_cost
@@ -38,10 +40,12 @@ from ..policies.resolve_for import own_of, resolve_for, unnamed_kinds
 from ..policies.resolver import EvaluationContext, Resolution, narrow
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
-from ..utils.addresses import Network, named_network, unmap
+from ..utils.addresses import Network, named_network, networks_around, unmap
 
 #: Maximum number of endpoints whose limits are read together.
 MOST_ENDPOINTS = 100
+#: Maximum number of policies that are named though they are not in force, and since when those must have ended.
+_MOST_IDLE, _LATELY = 20, timedelta(days=30)
 #: Prefix of identifiers in query strings, because an identifier may have the name of another parameter.
 IDENTIFIER = "identifier_"
 #: The plan in query strings where PLAN_RESOLVER has no opinion; no slug has brackets.
@@ -152,6 +156,30 @@ def _where(
     """Return where the request of ``explain_caller`` goes."""
     facts = facts_of(None if method == NO_METHOD else view)
     return Where(scope, route, name, method, facts.handling(method), facts.exemption)
+
+
+def idle_policies(explanation: Explanation) -> list[tuple[RatePolicy, str]]:
+    """Return policies for the customer and the request that are off, not started or ended lately, each with why.
+
+    The latest 20, without those that ``candidates`` name.
+    """
+    context = explanation.context
+    caller, now = context.caller, to_datetime(context.now_us)
+    subjects = [f"{kind}:{value}" for kind in settings.identifiers if (value := caller.value(kind))]
+    subjects += networks_around(ip_network(caller.address)) if caller.address else []
+    members = context.snapshot.members
+    entries = members.entries_of(caller, members.kinds_of(context.snapshot.lists.keys()))
+    chosen = Q(user=caller.user_id) if caller.user_id is not None else Q(pk=None)
+    chosen |= Q(subject__in=subjects) | Q(subject_list__in={entry.list_id for entry in entries})
+    plan = explanation.plan
+    shared = Q(user=None, subject="", subject_list=None) & (Q(plan=None) | Q(plan=plan.id if plan else None))
+    idle = Q(mode=RatePolicy.Mode.OFF) | Q(starts_at__gt=now) | Q(ends_at__lte=now, ends_at__gt=now - _LATELY)
+    rows = RatePolicy.objects.filter(chosen | shared, idle).select_related("user", "subject_list", "plan", "endpoint")
+    if not explanation.everywhere:
+        rows = rows.filter(Q(endpoint=None) | Q(endpoint__in=[one.id for one in context.endpoints]))
+    named = {one.policy.id for one in explanation.candidates}
+    found = [row for row in rows.order_by("-pk")[: _MOST_IDLE + len(named)] if row.pk not in named]
+    return [(row, why_idle(policy_facts(row), context.now_us)) for row in found[:_MOST_IDLE]]
 
 
 def _why_exempt(limiter: Any, resolution: Resolution, exemption: Exemption | None, method: str) -> str:

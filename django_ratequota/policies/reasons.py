@@ -127,14 +127,21 @@ def others_in_words(others: Mapping[str, int]) -> list[str]:
     ]
 
 
+def why_idle(policy: PolicyFacts, now_us: int) -> str:
+    """Return why the policy applies to nobody at that time (Unix time, µs); "" if it may apply."""
+    if policy.mode == "off":
+        return _("it is switched off")
+    if policy.active(now_us):
+        return ""
+    return _("it has not started yet") if (policy.starts_us or 0) > now_us else _("it has ended")
+
+
 def _why_not(
     policy: PolicyFacts, context: resolver.EvaluationContext, subject: str | None, entries: list[MemberFacts]
 ) -> str:
     """Return why the policy, which is for this caller, does not apply now; "" if it does."""
-    if policy.mode == "off":
-        return _("it is switched off")
-    if not policy.active(context.now_us):
-        return _("it has not started yet") if (policy.starts_us or 0) > context.now_us else _("it has ended")
+    if why := why_idle(policy, context.now_us):
+        return why
     if policy.list_id is not None:
         own = [entry for entry in entries if entry.list_id == policy.list_id]
         if not any(entry.active(context.now_us) for entry in own):

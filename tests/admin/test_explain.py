@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_ratequota import Rate
 from django_ratequota.exceptions import StoreError
-from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.refusals import CallerRefusals, Refusal, RefusedBucket
 from django_ratequota.operations.explain import ExplainQuery
@@ -459,6 +459,42 @@ def test_a_customers_refusals_come_first_grouped_by_endpoint(
     text = explain(operator, user=alice.pk).replace("2,000", "2000")
     since = "11/20/2026 09:00:00 UTC"
     assert f"Only the latest 2000 refusals of all customers were searched (since {since})." in text
+
+
+@pytest.mark.parametrize("at", [{}, {"endpoint": "search"}], ids=["everywhere", "one endpoint"])
+def test_policies_that_are_off_scheduled_or_ended_are_named(
+    operator: Client, alice: User, at: dict[str, str]
+) -> None:
+    now, search = timezone.now(), Endpoint.objects.get(name="search")
+    bots = SubjectList.objects.create(name="Bots")
+    ListMember.objects.create(subject_list=bots, user=alice)
+    other = User.objects.create(username="bob")
+    make = RatePolicy.objects.create
+    make(subject_list=bots, rates="blocked", mode="off")
+    make(user=alice, endpoint=search, rates="1/min", mode="off")
+    make(user=alice, rates="2/min", starts_at=now + timedelta(days=1))
+    make(
+        user=alice, endpoint=search, rates="3/min", ends_at=now - timedelta(days=1), starts_at=now - timedelta(days=2)
+    )
+    make(user=alice, rates="4/min", ends_at=now - timedelta(days=31), starts_at=now - timedelta(days=32))
+    make(user=other, rates="5/min", mode="off")
+    make(user=alice, endpoint=Endpoint.objects.create(name="reports"), rates="6/min", mode="off")
+    text = explain(operator, user=alice.pk, **at)
+    (listed,) = re.findall(r'<ul class="ratequota-lost">(.*?)</ul>', text)
+    found = [
+        re.sub(r"\(.*?\)", "", re.sub("<[^>]+>", "", item)).split() for item in re.findall("<li>(.*?)</li>", listed)
+    ]
+    expected = {
+        "list Bots × all endpoints: blocked : it is switched off",
+        "user alice × search: 1/min : it is switched off",
+        "user alice × all endpoints: 2/min : it has not started yet",
+        "user alice × search: 3/min : it has ended",
+    }
+    if not at:
+        expected.add("user alice × reports: 6/min : it is switched off")
+    assert {
+        " ".join(words).replace(": lost:", ":") for words in found if "alice" in words or "Bots" in words
+    } == expected
 
 
 def test_without_an_endpoint_all_limits_are_listed_the_fullest_first(

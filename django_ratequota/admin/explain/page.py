@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ...models import Endpoint, Plan
 from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
-from ...operations.explain import MOST_ENDPOINTS, ExplainQuery, Explanation, many_clients
+from ...operations.explain import MOST_ENDPOINTS, ExplainQuery, Explanation, idle_policies, many_clients
 from ...operations.overrides import boostable
 from ...operations.recorded import policies_by_id
 from ...operations.subjects import policies_in
@@ -164,6 +164,17 @@ class ExplainPage(AdminPage):
             "acts": resets or boosts,
             "own": resets and any("slots" in row or ("id" in row and not row.get("shared")) for row in counters),
             "lost_policies": [policy for policy in policies.values() if not policy["won"]],
+            "idle_policies": [
+                {
+                    "id": row.pk,
+                    "link": self.admin.page_url("change", row.pk),
+                    "audience": audience_text(row, users),
+                    "what": f"{endpoint_text(row.endpoint)}: {shown(row.rates)}",
+                    "reason": why,
+                }
+                for row, why in idle_policies(explanation)
+                if self.admin.has_view_permission(request, row)
+            ],
             "nothing": not explanation.candidates and not explanation.built_in,
             "left_out": len(explanation.candidates) - len(policies),
             "others": others_in_words(explanation.others),
