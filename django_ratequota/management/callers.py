@@ -18,7 +18,7 @@ from ..models import Plan, QuotaWindow
 from ..monitoring import refusals
 from ..monitoring.refusals import Refusal
 from ..operations import counters
-from ..operations.explain import ExplainQuery, Explanation, anchor_of, explain_caller
+from ..operations.explain import ExplainQuery, Explanation, anchor_of, explain_caller, idle_policies
 from ..operations.near import LEVELS, Chosen, Row, all_near, current_periods
 from ..operations.past_windows import windows_of
 from ..operations.subjects import find_accounts, named, only_account, subject_names
@@ -249,7 +249,8 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield f"scope        {scope}: no endpoint has this name, so the view has no limits of its own"
     if explanation.exempt:
         yield f"exempt       never limited: {explanation.exempt}"
-    if not explanation.candidates and not explanation.built_in and not explanation.others:
+    idle = idle_policies(explanation)
+    if not (explanation.candidates or explanation.built_in or explanation.others or idle):
         yield "No policy applies, so requests are not limited"
         return
     yield "policies"
@@ -274,6 +275,8 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield f"  {policy.id:>5}  {policy.text}{note}, counted per {policy.counted_per}: {candidate.reason}"
         for bucket in candidate.buckets:
             yield f"         {counter(bucket)}"
+    for row, why in idle:
+        yield f"  {row.pk:>5}  {row.rates}, counted per {row.counted_per}: {why}"
     for sentence in others_in_words(explanation.others):
         yield f"  {sentence}"
     for bucket in explanation.built_in:

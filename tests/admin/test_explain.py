@@ -492,6 +492,8 @@ def test_policies_that_are_off_scheduled_or_ended_are_named(
     }
     if not at:
         expected.add("user alice × reports: 6/min : it is switched off")
+    options = ["--endpoint", "search"] if at else []
+    assert re.search("blocked.*it is switched off", run("explain", "--user", "alice", *options))
     assert {
         " ".join(words).replace(": lost:", ":") for words in found if "alice" in words or "Bots" in words
     } == expected
