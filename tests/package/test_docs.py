@@ -194,7 +194,7 @@ def test_the_asgi_module_names_its_settings(tmp_path: Path) -> None:
     """A server imports it in a process without settings."""
     (tmp_path / "mysite").mkdir()
     (tmp_path / "mysite/settings.py").write_text(f"{SETTINGS}INSTALLED_APPS += ['django_ratequota']\n")
-    [module] = [one.text for one in snippets(DOCS / "deployment.md") if one.file == "mysite/asgi.py"]
+    [module] = [one.text for one in snippets(DOCS / "servers.md") if one.file == "mysite/asgi.py"]
     (tmp_path / "mysite/asgi.py").write_text(module)
     assert run_python("import mysite.asgi as module; print(module.__name__)", folder=tmp_path) == ["mysite.asgi"]
 
