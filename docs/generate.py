@@ -72,7 +72,7 @@ def fields() -> Iterator[str]:
 
     with translation.override("en"):
         for model in (RatePolicy, Endpoint, Plan, PlanAssignment, SubjectList, ListMember):
-            yield from (f"### {str(model._meta.verbose_name).capitalize()}", "", "| field | meaning |", "|---|---|")
+            yield from (f"## {str(model._meta.verbose_name).capitalize()}", "", "| field | meaning |", "|---|---|")
             for field in model._meta.fields:
                 if field.help_text:
                     named = [str(value).lower() for value, _ in field.choices or () if value not in ("", None)]
@@ -93,7 +93,7 @@ def overshoot() -> Iterator[str]:
 TABLES = {
     "settings": ("reference/settings.md", settings),
     "commands": ("reference/commands.md", commands),
-    "fields": ("reference/policies.md", fields),
+    "fields": ("reference/fields.md", fields),
     "overshoot": ("scaling.md", overshoot),
 }
 

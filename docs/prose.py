@@ -1,4 +1,4 @@
-"""Count the patterns that make these pages hard to read, per 10,000 words; docs/style.md explains them.
+"""Count the patterns that make these pages hard to read, per 10,000 words; CONTRIBUTING.md explains them.
 
 python -m docs.prose                      # the figures of all pages, beside their bounds
 python -m docs.prose docs/scaling.md      # of these pages
@@ -46,7 +46,7 @@ _A_VERB = "|".join(sorted({form for verb in _VERBS.split() for form in _forms(ve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """One pattern, its bounds per 10,000 words (None = unbounded), and the advice of docs/style.md."""
+    """One pattern, its bounds per 10,000 words (None = unbounded), and the advice of CONTRIBUTING.md."""
 
     regex: re.Pattern[str]
     advice: str
@@ -95,9 +95,15 @@ PATTERNS = {
 }
 
 
+def without_names(text: str) -> str:
+    """Return the page's text without the line of other names, which is for the search."""
+    return re.sub(r"^Also known as: .+$", "", text, flags=re.MULTILINE)
+
+
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Yield (line, paragraph) of a page, without its code, tables, headings, generated parts and targets of links."""
     blank = lambda found: "\n" * found[0].count("\n")  # noqa: E731 - keeps the numbers of lines
+    text = without_names(text)
     text = re.sub(r"^( *)(```+|~~~+).*?^\1\2 *$", blank, text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!-- generated.*?<!-- end -->|<!--.*?-->|<[^<>]+>", blank, text, flags=re.DOTALL)
     line = 1

@@ -32,6 +32,7 @@ from django_ratequota.changes import publication
 from django_ratequota.conf import KEYS
 from django_ratequota.enforcement import check_request as enforcement
 from django_ratequota.engine.rates import normalize_rates, parse_rates
+from django_ratequota.management import maintenance
 from django_ratequota.monitoring import alerts
 from docs import generate, plots
 from example_project.check import Browser, form_fields, log_in, policy_path, set_rates
@@ -200,11 +201,83 @@ def test_the_asgi_module_names_its_settings(tmp_path: Path) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(DOCS / name for name in NAMES)):
+    others = (ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/security/README.md"))
+    for page in (*others, *(DOCS / name for name in NAMES)):
         assert [link for link in links(page) if not (page.parent / link).exists()] == [], page.name
         text = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for file, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", text):
             assert anchor in slugs(page.parent / file if file else page), f"{page.name}: {file}#{anchor}"
+
+
+def title(page: Path) -> str:
+    """Return the first heading of the page."""
+    return page.read_text().partition("\n")[0].removeprefix("# ")
+
+
+def test_the_index_calls_each_page_by_its_title() -> None:
+    named = re.findall(r"\[([^\]]+)\]\(([^)]+\.md)\)", (DOCS / "index.md").read_text())
+    assert {file: " ".join(name.split()) for name, file in named} == {file: title(DOCS / file) for _, file in named}
+    listed = {file for _, file in named} | {"index.md", "changelog.md"}
+    assert [name for name in NAMES if name not in listed and not name.startswith("decisions/0")] == []
+
+
+#: What readers type into the search of the site -> the page that they mean.
+_SEARCHED = {
+    "3 a.m.": "runbook.md",
+    "429": "support/customer-reports-a-429.md",
+    "allowlist": "support/block.md",
+    "API key": "howto/customers.md",
+    "AWS load balancer": "howto/proxies.md",
+    "brute force": "howto/login.md",
+    "CF-Connecting-IP": "howto/proxies.md",
+    "Cloudflare": "howto/proxies.md",
+    "DDoS": "when-not-to-use.md",
+    "disable rate limiting": "howto/without-redis.md",
+    "dry run": "support/roll-out.md",
+    "ElastiCache": "hosted-redis.md",
+    "GDPR": "howto/personal-data.md",
+    "GitOps": "policies-as-code.md",
+    "Grafana": "metrics.md",
+    "GraphQL": "howto/costs.md",
+    "gunicorn": "servers.md",
+    "invoices": "howto/saas.md",
+    "kill switch": "runbook.md",
+    "liveness probe": "deployment.md",
+    "LLM tokens": "howto/costs.md",
+    "parallel requests": "howto/concurrency.md",
+    "Prometheus": "metrics.md",
+    "Retry-After": "reference/headers.md",
+    "shadow mode": "support/roll-out.md",
+    "sliding window": "algorithms.md",
+    "status": "status.md",
+    "temporary increase": "support/raise-or-refund.md",
+    "token bucket": "algorithms.md",
+    "Upstash": "hosted-redis.md",
+    "uWSGI": "servers.md",
+    "WebSockets": "howto/channels.md",
+    "X-Forwarded-For": "howto/proxies.md",
+}
+
+
+def found_by(name: str) -> str:
+    """Return the texts of the page that the site's search ranks highest: its title and its other names."""
+    page = DOCS / name
+    return " ".join([title(page), *re.findall(r"^Also known as: (.+)\.$", page.read_text(), re.MULTILINE)]).lower()
+
+
+@pytest.mark.parametrize("words", _SEARCHED)
+def test_a_search_finds_the_page(words: str) -> None:
+    assert words.lower() in found_by(_SEARCHED[words])
+
+
+def test_the_page_on_status_has_each_line_that_it_prints() -> None:
+    source = inspect.getsource(maintenance)
+    printed = {name.strip() for name in re.findall(r"yield f?\"([a-z][a-z ]{11}) \S", source)}
+    printed |= {name.strip() for name in re.findall(r"yield f\" {13}([a-z][a-z ]+?)(?=[ :]\{|: )", source)}
+    assert len(printed) > 12
+    page = (DOCS / "status.md").read_text()
+    assert [name for name in sorted(printed) if f"| `{name}" not in page] == []
+    assert [state for state in maintenance._STATES.values() if f"| *{state}*" not in page] == []
 
 
 def test_every_setting_is_linked_to_its_section() -> None:
@@ -382,7 +455,7 @@ def test_the_plots_are_up_to_date(redis_client: object) -> None:
 
 
 def test_rates_in_the_table_are_valid() -> None:
-    shown = rows("reference/policies.md")
+    shown = rows("reference/rates.md")
     assert "unlimited" in shown
     for text in list(shown)[: list(shown).index("blocked") + 1]:
         normalize_rates(text)
