@@ -11,7 +11,7 @@ import argparse
 import inspect
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -41,27 +41,39 @@ def settings() -> Iterator[str]:
 
 
 def commands() -> Iterator[str]:
-    """Yield the verbs of ``manage.py ratequota`` with their options."""
+    """Yield the verbs of ``manage.py ratequota`` with their options, those of a customer and a request once."""
+    from django_ratequota.management.callers import add_caller
     from django_ratequota.management.commands.ratequota import Command
 
     parser = argparse.ArgumentParser()
     Command().add_arguments(parser)  # without Django's own options
     [verbs] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     helps = {action.dest: action.help for action in verbs._choices_actions}
+    shared = argparse.ArgumentParser(add_help=False)
+    add_caller(shared)
+    yield from ("## Options for a customer and a request", "", *_options(shared._actions))
+    of_callers = {action.dest for action in shared._actions}
     for verb, of_verb in verbs.choices.items():
         yield from (f"## `ratequota {verb}`", "", str(helps[verb]), "")
         options = [action for action in of_verb._actions if action.dest != "help"]
-        if options:
-            yield "| option | meaning |"
-            yield "|---|---|"
-        for option in options:
-            name = option.option_strings[-1] if option.option_strings else str(option.metavar or option.dest.upper())
-            value = option.metavar or option.dest.upper()
-            value = "|".join(option.choices) if option.choices else value
-            takes = f" {value}" if option.option_strings and option.nargs != 0 else ""
-            yield _row(f"`{name}{takes}`".replace("|", "\\|"), str(option.help))
-        if options:
-            yield ""
+        if of_callers <= {action.dest for action in options}:
+            yield from ("Takes the [options for a customer and a request](#options-for-a-customer-and-a-request).", "")
+            options = [action for action in options if action.dest not in of_callers]
+        yield from _options(options)
+
+
+def _options(options: Sequence[argparse.Action]) -> Iterator[str]:
+    if options:
+        yield "| option | meaning |"
+        yield "|---|---|"
+    for option in options:
+        name = option.option_strings[-1] if option.option_strings else str(option.metavar or option.dest.upper())
+        value = option.metavar or option.dest.upper()
+        value = "|".join(option.choices) if option.choices else str(value)
+        takes = f" {value}" if option.option_strings and option.nargs != 0 else ""
+        yield _row(f"`{name}{takes}`".replace("|", "\\|"), str(option.help))
+    if options:
+        yield ""
 
 
 def fields() -> Iterator[str]:
