@@ -35,7 +35,7 @@ class RateQuotaConfig(AppConfig):
         return default_limiter().publish()
 
     def fill(self, process: Process) -> None:
-        """Set what decides and records in this process, and connect its receivers.
+        """Set the objects that check and record in this process, and connect its receivers.
 
         Called when ``process`` is first used, so that setting up Django imports none of it.
         """

@@ -65,7 +65,7 @@ def mail_operators(**event: Any) -> None:
 
 
 def mail_customers(*, level: int, status: BucketStatus, at: datetime, cost: int, **_: Any) -> None:
-    """Mail the customer whose limit is nearly used up, for ``NOTIFY``.
+    """Email the customer with a nearly used up limit, for ``NOTIFY``.
 
     Users have their email field, other subjects the addresses of CUSTOMER_EMAILS. Nobody is mailed about a limit that
     is log only, or shared: by a plan, everyone or an address.

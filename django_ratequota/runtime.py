@@ -1,4 +1,4 @@
-"""The objects that decide and record in this process, made by the settings in force.
+"""The objects that check and record in this process, made by the settings in force.
 
 ``process`` is the one seam: tests put other objects in its place.
 """

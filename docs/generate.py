@@ -53,11 +53,12 @@ def commands() -> Iterator[str]:
     add_caller(shared)
     yield from ("## Options for a customer and a request", "", *_options(shared._actions))
     of_callers = {action.dest for action in shared._actions}
+    shared_options = "[options for a customer and a request](#options-for-a-customer-and-a-request)"
     for verb, of_verb in verbs.choices.items():
         yield from (f"## `ratequota {verb}`", "", str(helps[verb]), "")
         options = [action for action in of_verb._actions if action.dest != "help"]
         if of_callers <= {action.dest for action in options}:
-            yield from ("Takes the [options for a customer and a request](#options-for-a-customer-and-a-request).", "")
+            yield from (f"Takes the {shared_options}.", "")
             options = [action for action in options if action.dest not in of_callers]
         yield from _options(options)
 

@@ -1,13 +1,16 @@
-"""Count the patterns that make these pages hard to read, per 10,000 words; CONTRIBUTING.md explains them.
+"""Count the patterns that make texts hard to read, per 10,000 words; CONTRIBUTING.md explains them.
 
-python -m docs.prose                      # the figures of all pages, beside their bounds
-python -m docs.prose docs/scaling.md      # of these pages
+python -m docs.prose                      # the figures of the pages and of the package, with their bounds
+python -m docs.prose docs/scaling.md      # of these pages, or modules
 python -m docs.prose --show what docs/    # the places where a pattern occurs
+
+Of a module, its docstrings and log texts are read.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -46,12 +49,26 @@ _A_VERB = "|".join(sorted({form for verb in _VERBS.split() for form in _forms(ve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """One pattern, its bounds per 10,000 words (None = unbounded), and the advice of CONTRIBUTING.md."""
+    """One pattern, its bounds per 10,000 words and the advice of CONTRIBUTING.md."""
 
     regex: re.Pattern[str]
     advice: str
+    #: Of the pages.
     least: float | None = None
     most: float | None = None
+    #: Of the docstrings and log texts of the package.
+    most_in_code: float | None = None
+
+    def bound(self, code: bool) -> str:
+        """Return the bound in words; "" without one."""
+        if code:
+            return "" if self.most_in_code is None else f"at most {self.most_in_code:g}"
+        return f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
+
+    def breaks(self, figure: float, code: bool) -> bool:
+        """Whether the figure is out of the bound."""
+        most = self.most_in_code if code else self.most
+        return (most is not None and figure > most) or (not code and self.least is not None and figure < self.least)
 
 
 def _compiled(regex: str) -> re.Pattern[str]:
@@ -61,7 +78,7 @@ def _compiled(regex: str) -> re.Pattern[str]:
 PATTERNS = {
     "you": Pattern(
         regex=_compiled(r"\b(?:you|your|yours|yourself)\b"),
-        least=120,
+        least=200,
         advice="Address the reader: “you”, or a command.",
     ),
     "nothing": Pattern(
@@ -70,11 +87,15 @@ PATTERNS = {
             r"(?:nothing|nobody|none|no one)\b"
             rf"|\b(?:nothing|nobody|none|no one)\s+(?:else\s+)?(?:{_A_VERB})\b"
         ),
-        most=15,
+        most=3,
+        most_in_code=58,
         advice="Say it positively: “Exempt endpoints are never limited.”",
     ),
     "what": Pattern(
-        regex=_compiled(r"\bwhat\b(?![^.?!]*\?)"), most=15, advice="Name the thing: “the caller's refusals”."
+        regex=_compiled(r"\bwhat\b(?![^.?!]*\?)"),
+        most=8,
+        most_in_code=90,
+        advice="Name the thing: “the caller's refusals”.",
     ),
     "count": Pattern(
         regex=_compiled(
@@ -82,15 +103,68 @@ PATTERNS = {
             r"\bcounts?\b(?=\s*(?:[.,;:)]|$)|\s+(?:from|at|as|once|twice|only|for|in|per|until|there|too|again|towards?)\b)"
         ),
         most=3,
+        most_in_code=12,
         advice="Give “count” an object, or write “applies”, “takes effect”, “is counted as”.",
     ),
     "colon": Pattern(
-        regex=_compiled(r"[:;](?=\s+\S)"), most=110, advice="Use a conjunction: because, so, instead, however."
+        regex=_compiled(r"[:;](?=\s+\S)"),
+        most=25,
+        most_in_code=320,
+        advice="Use a conjunction: so, which, instead, however.",
     ),
     "comma": Pattern(
         regex=_compiled(rf"(?<!,)(?<!, \w)\b\w+\)?,\s+(?:and|or)\s+(?:then\s+|also\s+|not\s+)?(?:{_A_VERB})\b"),
-        most=8,
+        most=4,
+        most_in_code=38,
         advice="Drop the comma between two verbs of one subject.",
+    ),
+    "because": Pattern(
+        regex=_compiled(r"\bbecause\b"),
+        most=20,
+        most_in_code=15,
+        advice="Join the sentences by their thought: so, which, by doing.",
+    ),
+    "all": Pattern(
+        regex=_compiled(r"\b(?:all|each|every)\b"),
+        most=93,
+        most_in_code=125,
+        advice="Leave the quantifier out, or name the things in the plural.",
+    ),
+    "others": Pattern(
+        regex=_compiled(r"\bothers?\b"),
+        most=42,
+        most_in_code=35,
+        advice="Name the things, or write “the rest”.",
+    ),
+    "own": Pattern(
+        regex=_compiled(r"\bof (?:its|their|your|my|his|her|our|one's) own\b"),
+        most=5,
+        most_in_code=5,
+        advice="Write “its own”, “separate” or “new”.",
+    ),
+    "decides": Pattern(
+        regex=_compiled(r"\bdecides?\b"),
+        most=3,
+        most_in_code=4,
+        advice="A limiter checks, a policy applies, a worker admits.",
+    ),
+    "whose": Pattern(
+        regex=_compiled(r"\bwhose\b"),
+        most=2,
+        most_in_code=11,
+        advice="Write “with”, or begin a second sentence.",
+    ),
+    "still": Pattern(
+        regex=_compiled(r"\bstill\b"),
+        most=4,
+        most_in_code=5,
+        advice="Leave it out, or say until when.",
+    ),
+    "short": Pattern(
+        regex=re.compile(r"(?:(?<=^)|(?<=[.!?] ))[A-Z“](?:[^\s.!?]+ ){0,4}[^\s.!?]*[.!?](?= |$)"),
+        most=42,
+        most_in_code=50,
+        advice="Join sentences of fewer than six words with their neighbours.",
     ),
 }
 
@@ -119,24 +193,52 @@ def _plain(item: str) -> str:
     item = re.sub(
         r"^\s*(?:[-*]|\d+\.)\s+(?:(?:\*\*[^*]+\*\*|`[^`]+`)(?:,? (?:and |or )?)?)*:\s", "", item
     )  # a term and its text
+    item = re.sub(r"^\*\*[^*]+[.?:!]\*\*\s", "", item)  # a heading in the line
     item = re.sub(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)", r"\1", item)
     item = re.sub(r"``.+?``|`[^`]+`", "code", item, flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"\*+", "", item)).strip()
 
 
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of the docstrings and log texts of a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
+                if paragraph.strip() and not paragraph.startswith("    "):
+                    yield node.body[0].lineno, _plain(paragraph)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            logged = node.args[1 if node.func.attr == "log" else 0 :]
+            if getattr(node.func.value, "id", "") == "logger" and logged and isinstance(logged[0], ast.Constant):
+                yield node.lineno, _plain(str(logged[0].value))
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of a page or of a module."""
+    return (docstrings if path.suffix == ".py" else prose)(path.read_text())
+
+
 def pages(names: list[str]) -> list[Path]:
-    """Return these pages, and those in these folders; all where none is named."""
+    """Return these pages and modules, and those in these folders; the pages where none is named."""
     named = [Path(name) for name in names] or [
         ROOT / "docs",
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     ]
-    found = [page for path in named for page in (sorted(path.rglob("*.md")) if path.is_dir() else [path])]
+    found = [page for path in named for page in (sorted(_within(path)) if path.is_dir() else [path])]
     return [page for page in found if "_build" not in page.parts]
 
 
+def _within(folder: Path) -> Iterator[Path]:
+    return folder.rglob("*.py" if (folder / "__init__.py").exists() else "*.md")
+
+
+def modules() -> list[Path]:
+    """Return the modules of the package."""
+    return sorted((ROOT / "django_ratequota").rglob("*.py"))
+
+
 def measure(paths: list[Path]) -> dict[str, float]:
-    """Return the hits of each pattern per 10,000 words of these pages."""
-    paragraphs = [text for page in paths for _, text in prose(page.read_text())]
+    """Return the hits of each pattern per 10,000 words of these pages or modules."""
+    paragraphs = [text for path in paths for _, text in texts(path)]
     words = sum(len(text.split()) for text in paragraphs) or 1
     return {
         name: sum(len(pattern.regex.findall(text)) for text in paragraphs) / words * 10_000
@@ -144,42 +246,37 @@ def measure(paths: list[Path]) -> dict[str, float]:
     }
 
 
-def exceeded(figures: dict[str, float]) -> list[str]:
-    """Return a line for each figure out of its bounds."""
+def exceeded(figures: dict[str, float], *, code: bool = False) -> list[str]:
+    """Return a line for each figure out of its bounds: those of the pages, or of the package's ``code``."""
     return [
-        f"{name}: {figure:.1f} per 10,000 words, {bound}. {pattern.advice}"
+        f"{name}: {figure:.1f} per 10,000 words, {bound} wanted. {pattern.advice}"
         for (name, pattern), figure in zip(PATTERNS.items(), figures.values(), strict=True)
-        if (bound := _broken(pattern, figure))
+        if (bound := pattern.bound(code)) and pattern.breaks(figure, code)
     ]
-
-
-def _broken(pattern: Pattern, figure: float) -> str:
-    if pattern.least is not None and figure < pattern.least:
-        return f"at least {pattern.least:g} wanted"
-    if pattern.most is not None and figure > pattern.most:
-        return f"at most {pattern.most:g} wanted"
-    return ""
 
 
 def main() -> None:
     """Print the figures, or the places where a pattern occurs."""
     parser = argparse.ArgumentParser(prog="python -m docs.prose", description=__doc__.splitlines()[0])
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages or folders; all pages where none is named")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages, modules or folders; all where none is named")
     parser.add_argument("--show", choices=PATTERNS, help="print the places where a pattern occurs")
     options = parser.parse_args()
-    paths = pages(options.pages)
+    paths = pages(options.pages) + ([] if options.pages else modules())
     if options.show:
-        for page in paths:
-            for line, text in prose(page.read_text()):
+        for path in paths:
+            for line, text in texts(path):
                 for hit in PATTERNS[options.show].regex.finditer(text):
-                    print(f"{page}:{line}: …{text[max(0, hit.start() - 50) : hit.end() + 50]}…")
+                    print(f"{path}:{line}: …{text[max(0, hit.start() - 50) : hit.end() + 50]}…")
         return
-    figures = measure(paths)
-    for name, figure in figures.items():
-        pattern = PATTERNS[name]
-        bound = f">= {pattern.least:g}" if pattern.least is not None else f"<= {pattern.most:g}"
-        print(f"{name:8} {figure:7.1f}  {bound}")
-    sys.exit("\n".join(broken) if (broken := exceeded(figures)) else 0)
+    broken = []
+    for code in (False, True):
+        if chosen := [path for path in paths if (path.suffix == ".py") == code]:
+            figures = measure(chosen)
+            print("docstrings and log texts" if code else "pages")
+            for name, figure in figures.items():
+                print(f"  {name:8} {figure:7.1f}  {PATTERNS[name].bound(code)}")
+            broken += exceeded(figures, code=code)
+    sys.exit("\n".join(broken) if broken else 0)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def shown(text: Any) -> str:
 
 
 def shown_subject(subject: str) -> str:
-    """``shown``, with words for the subject of callers whose identifier failed."""
+    """``shown``, with words for the subject of callers with a failed identifier."""
     kind = failed_kind(subject)
     return gettext("%(kind)s unknown (its function failed)") % {"kind": shown(kind)} if kind else shown(subject)
 

@@ -16,7 +16,7 @@ from .policy_table import PolicyInline, PolicyTableAdmin
 
 @admin.register(SubjectList)
 class SubjectListAdmin(PolicyTableAdmin):
-    """Subject lists. Their members have a list of their own, because there may be 100,000."""
+    """Subject lists. Their members, up to 100,000 and more, have a separate list."""
 
     pages = ("pasted_lines.AddMembersPage", "pasted_lines.RemoveMembersPage")
     list_display = ["shown_name", "member_count", "policy_count", about]

@@ -16,7 +16,7 @@ MOST_NAMED = 500
 
 
 class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A list whose search looks related objects up first, because joining them to every row takes seconds."""
+    """A list that searches related objects first, as joining them to its rows takes seconds."""
 
     def get_search_results(self, request: Any, queryset: QuerySet[Any], search_term: str) -> tuple[Any, bool]:
         """Return the rows that contain each word in one of the search fields, as Django does; none twice.

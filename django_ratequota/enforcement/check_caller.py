@@ -54,7 +54,7 @@ def check_caller(
     them, or a worker that is killed before will have billed all of them.
 
     Raises ``InvalidCaller``, ``InvalidCost``, and ``TypeError`` for a scope that is no text. When Redis or the
-    database fails, ``on_error`` decides.
+    database fails, ``on_error`` applies.
     """
     check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
     return run(check.steps())

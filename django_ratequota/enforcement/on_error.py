@@ -69,7 +69,7 @@ def _verdict(decision: Decision, resolution: Resolution, denied_by: tuple[str, .
 
 
 def without_store(request: LimitRequest, reason: str) -> Steps:
-    """Return the steps of the decision by ``on_error``; ``reason`` is why the store did not decide.
+    """Return the steps of the decision by ``on_error``; ``reason`` is the reason why the store did not check.
 
     It is refused if any policy denies, or has no room in its local counter.
     """

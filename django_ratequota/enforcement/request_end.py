@@ -36,7 +36,7 @@ def close(request: weakref.ref[Any], checks: RequestChecks) -> None:
 
 
 def end(request: Any) -> None:
-    """End the checks of a request whose view has ended by an exception that Django does not handle."""
+    """End the checks of a request after its view has raised an exception that Django does not handle."""
     if checks := _known(request):
         checks.end()
 

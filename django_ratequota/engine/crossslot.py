@@ -1,4 +1,4 @@
-"""Checks on a Cluster: one atomic call per subject, as each subject may live on a server of its own.
+"""Checks on a Cluster: one atomic call per subject, as each subject may live on another server.
 
 The subjects of this caller alone come first, shared ones (everyone, plan) last. When one of them refuses, or its
 store fails, the units that the calls before it charged are given back. Each refund is tried, whatever became of the
@@ -59,7 +59,7 @@ class LookForChanges:
         except StoreError as error:
             self._revision_unread = True
             if not unread:
-                logger.warning("edits of policies take effect late, as their revision cannot be read: %s", error)
+                logger.warning("policy changes take effect late, as their revision cannot be read: %s", error)
 
 
 class EachSubject:

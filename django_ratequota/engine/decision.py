@@ -1,4 +1,4 @@
-"""What a limiter is asked, what it decides, and the charges, refunds and settlements that may follow."""
+"""The requests to a limiter, its decisions, and the charges, refunds and settlements that may follow."""
 
 from __future__ import annotations
 
@@ -392,7 +392,7 @@ class Decision:
 def decided(
     reply: Reply, request: LimitRequest, at_us: int, *, allowed: bool, cost: int, units: tuple[int, ...]
 ) -> Decision:
-    """Return the decision about ``request``, whose statuses are made when they are first read."""
+    """Return the decision about ``request``, with statuses that are made when they are first read."""
     decision = Decision(allowed, (), at_us, request.revision or 0, request.settler, cost, units)
     decision._reply = reply
     del decision.statuses

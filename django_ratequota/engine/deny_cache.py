@@ -104,7 +104,7 @@ class DenyCache:
             self._bound()
 
     def _repeated(self, request: LimitRequest) -> Decision | None:
-        """Return the refusal that Redis would repeat now; None when Redis has to decide."""
+        """Return the refusal that Redis would repeat now; None without one."""
         denial = self._denials.get(_key(request)) if self._denials else None
         if denial is None or not denial.received_us <= (now_us := self._clock()) < denial.until_us:
             return None

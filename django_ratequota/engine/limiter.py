@@ -94,7 +94,7 @@ class Limiter:
         """Without ``client``, server, prefix, time zone and timeout come from the Django setting RATEQUOTA.
 
         ``client`` is redis-py's, of one server, a Sentinel's master or a Cluster; the limiter copies its address and
-        credentials and makes connections of its own, without retries. ``clock`` returns µs since the Unix epoch, for
+        credentials and makes its own connections, without retries. ``clock`` returns µs since the Unix epoch, for
         tests and simulations only: else the server's clock counts. ``prefix`` begins every key (default ``rq``).
         ``time_zone`` aligns calendar windows (default UTC; a ``ZoneInfo`` or a ``datetime.timezone``).
         ``timeout`` is in seconds, for all commands of one decision (default 0.1). ``deny_cache_seconds`` is how long

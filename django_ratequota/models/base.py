@@ -22,7 +22,7 @@ _BEFORE = "_ratequota_before"
 
 
 class TrackingQuerySet(PrimaryQuerySet):
-    """A queryset whose bulk changes are recorded and published like single ones."""
+    """A queryset that records and publishes its bulk changes like single ones."""
 
     def update(self, **kwargs: Any) -> int:
         """``QuerySet.update``, recorded row by row."""
@@ -72,7 +72,7 @@ class TrackingQuerySet(PrimaryQuerySet):
 
 
 class UnrecordedModel(models.Model):
-    """A model whose changes are not recorded; its rows are read where they are written."""
+    """A model without recorded changes; its rows are read where they are written."""
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 

@@ -91,7 +91,7 @@ def note_degraded(reason: str, error: Exception) -> None:
         _degraded[reason] += 1
     if reason in NO_BREAKER and remember(reason, str(error)):
         missing = "policies from the database" if reason == "database" else f"decision by Redis ({reason})"
-        logger.error("no %s, on_error decides: %s", missing, error)
+        logger.error("no %s, applying on_error: %s", missing, error)
 
 
 def health() -> Health:
@@ -176,7 +176,7 @@ def has_late_checkpoint(worker: Health) -> bool:
 
 
 def is_of_another_site(worker: Health) -> bool:
-    """Whether the process has another SECRET_KEY, and so perhaps policies of its own for the same counters."""
+    """Whether the process has another SECRET_KEY, and so perhaps its own policies for the same counters."""
     return worker.site not in ("", digest("site"))
 
 

@@ -1,4 +1,4 @@
-"""The outages of Redis as this process sees them: from a decision without it until Redis decides again.
+"""The outages of Redis as this process sees them: from a decision without Redis until the next one with it.
 
 A process has one row in the database for each outage, and replaces all of it each time. So nothing depends on the
 order in which processes write, and a write may be repeated.
@@ -45,7 +45,7 @@ class Outages(forks.Renewed):
         self._unwritten: dict[UUID, Any] = {}
 
     def note(self, reason: str, actions: Mapping[int | None, str]) -> None:
-        """Count a request that Redis did not decide; ``actions`` has ``on_error`` of each enforced policy."""
+        """Count a request that was checked without Redis; ``actions`` has ``on_error`` of each enforced policy."""
         if not actions:
             return  # it has no limits
         database_worker.keep()

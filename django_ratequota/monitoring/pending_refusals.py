@@ -117,6 +117,6 @@ def _describe_bucket(status: BucketStatus) -> dict[str, Any]:
 
 
 def _network(ip: str) -> str:
-    """Return the network whose clients share refusal ids; "" without an address."""
+    """Return the network of clients that share refusal ids; "" without an address."""
     text = ip.removeprefix("ip:").partition("/")[0]
     return network_of(ip_address(text)) if text else ""

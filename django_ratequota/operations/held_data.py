@@ -126,7 +126,7 @@ def _days(subject: str) -> QuerySet[QuotaDay]:
 
 
 def purge(limiter: Limiter) -> int:
-    """Delete every key of the limiter's prefix on each server that decides, and return how many there were.
+    """Delete every key of the limiter's prefix on each server with counters, and return how many there were.
 
     Keys of a longer prefix, such as ``rq:b`` beside ``rq``, stay, and so do keys of other databases. Each step is a
     call of its own; raises ``StoreError`` at the first that fails, and may be repeated.

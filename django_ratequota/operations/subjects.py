@@ -157,7 +157,7 @@ def customer_emails(subjects: Iterable[str]) -> dict[str, str]:
 
 
 def subjects_named(text: str) -> list[str]:
-    """Return subjects whose names contain the text: users, and what SUBJECT_NAMES' ``ratequota_search`` finds."""
+    """Return subjects with the text in their names: users, and what SUBJECT_NAMES' ``ratequota_search`` finds."""
     model: Any = get_user_model()
     users = model._default_manager.filter(**{f"{model.USERNAME_FIELD}__icontains": text})
     keys = users.order_by().values_list("pk", flat=True)[:_MOST_FOUND]
@@ -165,7 +165,7 @@ def subjects_named(text: str) -> list[str]:
 
 
 def identified_subjects(text: str) -> list[str]:
-    """Return subjects of IDENTIFIERS whose names contain the text, as far as the project can search them."""
+    """Return subjects of IDENTIFIERS with the text in their names, as far as the project can search them."""
 
     def search(names: Any) -> list[str]:
         found: Any = getattr(names, "ratequota_search", lambda _text: ())(text)

@@ -85,7 +85,7 @@ def not_ended(rows: Any) -> Any:
 def find_unreadable() -> list[str]:
     """Return a sentence for developers about a policy of each text that cannot be read, at most ``_LISTED``.
 
-    Raw SQL or a newer version wrote such rates; ``on_error`` decides. Raises ``django.db.Error``.
+    Raw SQL or a newer version wrote such rates; ``on_error`` applies. Raises ``django.db.Error``.
     """
     from ..models import RatePolicy
 
@@ -189,7 +189,7 @@ def assignments_of(subjects: Iterable[str]) -> dict[str, list[facts.Assignment]]
 
 
 def _assignments(column: str, values: Sequence[str]) -> dict[str, list[facts.Assignment]]:
-    """Return the assignments whose column has one of the values, by its text; ended ones may tell the months' day."""
+    """Return the assignments with one of the values in the column, by its text; ended ones may tell a month's day."""
     from ..models import PlanAssignment
 
     found: dict[str, list[facts.Assignment]] = {}

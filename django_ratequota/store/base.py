@@ -223,7 +223,7 @@ class Store(ABC):
 
     @abstractmethod
     def survey_steps(self, command: Command, only: str = "") -> Steps:
-        """Return the steps that send a command to each server that decides, and return their replies by its name.
+        """Return the steps that send a command to each server with counters, and return their replies by its name.
 
         ``only`` is the name of the one to ask; "" = all of them.
         """
@@ -248,7 +248,7 @@ class Store(ABC):
         return replies[name]
 
     def info(self, call: Call | None = None) -> dict[str, dict[str, str]]:
-        """Return the INFO fields of each server that decides, by its name (host:port); raises ``StoreError``.
+        """Return the INFO fields of each server with counters, by its name (host:port); raises ``StoreError``.
 
         They are read as part of ``call``; without one, within a deadline of their own.
         """

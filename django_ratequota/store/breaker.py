@@ -26,7 +26,7 @@ PROBE_SECONDS = 1.0
 
 
 class Breaker:
-    """Closed while the server decides; open after ``FAILURES`` consecutive failures, until a probe succeeds."""
+    """Closed while the server replies; open after ``FAILURES`` consecutive failures, until a probe succeeds."""
 
     def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
         #: host:port, for logs.
@@ -76,7 +76,7 @@ class Breaker:
             reason, seconds, closes = self.reason, self.seconds, self.open
             self.open, self.reason, self.failures = False, "", 0
         if closes:
-            logger.warning("Redis at %s gives decisions again, after %.1f s", self.server, seconds)
+            logger.warning("Redis at %s is available again, after %.1f s", self.server, seconds)
             self._notify("closed", reason, seconds)
 
     def _failed(self, error: StoreError) -> None:
@@ -89,7 +89,7 @@ class Breaker:
             if opens:
                 self.open, self._opened_at = True, now
         if opens:
-            text = "Redis at %s gives no decisions (%s), each policy's on_error decides: %s"
+            text = "Redis at %s is unavailable (%s), applying each policy's on_error: %s"
             logger.error(text, self.server, error.reason, error)
             self._notify("open", error.reason, 0.0)
 

@@ -90,7 +90,7 @@ class Handshake:
         return connection
 
     def ask(self, seconds: float, *command: Any) -> Any:
-        """Send one command on a connection of its own and return the reply; raises as ``connect`` does."""
+        """Send one command on a new connection and return the reply; raises as ``connect`` does."""
         connection = self._log_in(seconds)
         try:
             connection.send_command(*command)

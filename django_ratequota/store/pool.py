@@ -1,8 +1,8 @@
 """The pool of connections to one server, for the threads and the tasks of this process alike.
 
-A thread of its own makes connections, beside the decisions that need them. So a connection that misses its
+A separate thread makes connections, next to the decisions that need them. So a connection that misses its
 decision's deadline serves the next one, and many callers at a cold start do not time each other out: they wait in a
-queue and are served in order. A connection whose reply did not arrive whole is closed, and so is an idle one.
+queue and are served in order. A connection without its whole reply is closed, and so is an idle one.
 
 A signal may interrupt a thread at any line. So nothing here is counted: what is open, and what is being opened, are
 weak sets. A connection or an attempt that an interrupted caller has lost is garbage, and with that is out of them.

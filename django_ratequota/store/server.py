@@ -1,4 +1,4 @@
-"""One Redis server, or the master of a service, on connections of our own: no retries, a deadline, sync and async."""
+"""One Redis server, or the master of a service, on our own connections: no retries, a deadline, sync and async."""
 
 from __future__ import annotations
 

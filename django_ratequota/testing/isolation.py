@@ -1,4 +1,4 @@
-"""What decides during a part of a test: policies, a clock and counters of its own.
+"""The scene of a part of a test: its policies, its clock and its counters.
 
 A ``Scene`` has the attributes of ``runtime.process``. When the first scene is entered, each of these becomes an
 object that dispatches to the scene in force, and outside of scenes to the object that it replaced. The project's own

@@ -53,7 +53,7 @@ def override_policies(
     clock: Clock | None = None,
     all_threads: bool = False,
 ) -> SceneContext:
-    """Put these policies in force, and no others, with fresh counters; the real engine decides.
+    """Put these policies in force, and no others, with fresh counters; the engine is the real one.
 
         with override_policies({"search": "3/min", None: "100/min"}) as scene:
             ...

@@ -84,7 +84,7 @@ def lock() -> threading.Lock:
 def quiet_lock() -> threading.Lock:
     """Return a lock for what should not be half done in a forked child: a fork waits for it, a second at most.
 
-    A library in C has locks of its own, which the thread that held them leaves locked in the child: SQLite's for all
+    A library in C has its own locks, which the thread that held them leaves locked in the child: SQLite's for all
     connections, OpenSSL's, those of the resolver of names. An exception may end the waiting fork's functions at any
     line, so whatever holds the lock else takes it with a timeout as well.
     """

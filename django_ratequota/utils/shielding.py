@@ -1,7 +1,7 @@
 """Shields calls that must reach Redis even when their caller is cancelled.
 
-An ASGI server cancels the task of a request whose client hangs up. If the charge were cancelled too, the work would
-not be paid for.
+An ASGI server cancels the task of a request when its client hangs up. If the charge were cancelled too, the work
+would not be paid for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _detached: set[asyncio.Task[Any]] = set()
 
 
 async def shielded(call: Coroutine[Any, Any, Result]) -> Result:
-    """Await ``call`` in a task of its own, which goes on when the caller is cancelled.
+    """Await ``call`` in a separate task, which goes on when the caller is cancelled.
 
     ``call`` must bound its own time: a command to Redis ends within its decision's deadline.
     """

@@ -351,7 +351,7 @@ def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
         degraded = [decision.error for decision in decisions if decision.degraded]
         print(f"\n{len(degraded)} of {len(decisions)} degraded {set(degraded)}")
         assert len(degraded) <= len(decisions) / 100
-        assert [text[:35] for text in warnings()] == ["edits of policies take effect late,"]
+        assert [text[:32] for text in warnings()] == ["policy changes take effect late,"]
         dead.thaw()
         RatePolicy.objects.all().delete()
         poll(lambda: not check(request_from(address=callers[0])).statuses, 20, "an edit binds again")

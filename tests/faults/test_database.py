@@ -155,7 +155,7 @@ def test_a_process_that_never_read_any(
     lines = worker.run("answer = lines")
     assert len(lines) == 2, lines
     assert lines[0].startswith("the policies cannot be read: ")
-    assert lines[1].startswith("no policies from the database, on_error decides: ")
+    assert lines[1].startswith("no policies from the database, applying on_error: ")
     database.come_back()
     assert ask(worker, 1) == [True, [1], ""]
     assert ask(worker, 1) == [False, [1], ""]

@@ -141,8 +141,8 @@ def test_errors_that_open_no_breaker_are_logged_once_a_minute(at: Callable[[floa
         seen.append(len(caplog.records))
     assert seen == [2, 2, 2, 4, 4, 4, 6, 8]
     assert {(record.levelname, record.message) for record in caplog.records} == {
-        ("ERROR", "no decision by Redis (wrongtype), on_error decides: the reason"),
-        ("ERROR", "no policies from the database, on_error decides: the reason"),
+        ("ERROR", "no decision by Redis (wrongtype), applying on_error: the reason"),
+        ("ERROR", "no policies from the database, applying on_error: the reason"),
     }
     assert health.health().degraded == {"wrongtype": 8, "database": 8}
 

@@ -1,4 +1,4 @@
-"""How the pages read: ``docs.prose``, and its bounds."""
+"""How the pages, docstrings and log texts read: ``docs.prose``, and its bounds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,32 @@ LONGEST = 1500
 
 def test_the_pages_keep_the_bounds() -> None:
     assert prose.exceeded(prose.measure(prose.pages([]))) == []
+
+
+def test_the_docstrings_and_log_texts_keep_the_bounds() -> None:
+    assert prose.exceeded(prose.measure(prose.modules()), code=True) == []
+
+
+def test_the_texts_of_a_module_are_its_docstrings_and_log_texts() -> None:
+    source = '''"""Of the module."""
+def check(logger):
+    """Check ``it``.
+
+        no prose
+
+    More of it.
+    """
+    logger.error("it is %s", "no text of the log")
+    logger.log(10, "it is logged")
+    print("printed")
+'''
+    assert [text for _, text in prose.docstrings(source)] == [
+        "Of the module.",
+        "Check code.",
+        "More of it.",
+        "it is %s",
+        "it is logged",
+    ]
 
 
 def test_no_page_is_too_long_but_the_reference() -> None:

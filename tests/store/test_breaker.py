@@ -211,7 +211,7 @@ def test_each_transition_is_logged_and_sent_once(
     assert (events, lines(caplog)) == ([], [])
     fail(breaker, "oom")
     opened = {"sender": Breaker, "state": "open", "server": breaker.server, "reason": "oom", "seconds": 0.0}
-    gives_none = "Redis at redis.example:6379 gives no decisions (oom), each policy's on_error decides: no answer"
+    gives_none = "Redis at redis.example:6379 is unavailable (oom), applying each policy's on_error: no answer"
     assert events == [opened]
     assert lines(caplog) == [("ERROR", gives_none)]
     # Neither a failing probe nor who is turned away is news.
@@ -225,7 +225,7 @@ def test_each_transition_is_logged_and_sent_once(
     succeed(breaker)
     succeed(breaker)
     assert events[1:] == [{**opened, "state": "closed", "reason": "connection", "seconds": 4.0}]
-    again = "Redis at redis.example:6379 gives decisions again, after 4.0 s"
+    again = "Redis at redis.example:6379 is available again, after 4.0 s"
     assert lines(caplog)[1:] == [("WARNING", again)]
     # It takes as many failures as at first to open it again.
     fail(breaker, times=2)

@@ -169,7 +169,7 @@ def stored_value(value: str) -> str:
 
 
 def failed_kind(subject: str) -> str:
-    """Return the kind of a subject shared by callers whose identifier raised; "" for other subjects."""
+    """Return the kind of a subject shared by callers after their identifier raised; "" for other subjects."""
     kind, colon, value = subject.partition(":")
     return kind if colon and value == FAILED else ""
 
