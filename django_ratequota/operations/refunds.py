@@ -13,6 +13,7 @@ from ..engine.keys import short
 from ..engine.types import Bucket
 from ..models import Endpoint, QuotaWindow
 from ..policies.facts import to_datetime
+from ..policies.matching import NO_METHOD
 from ..policies.requests.caller import DescribedCaller
 from ..runtime import default_limiter
 from .counters import Correction, give_back, made_with, recorded_buckets
@@ -101,8 +102,9 @@ def _counters(
         first_day = max(rows.values_list("first_day", flat=True), default=None)
     buckets = list(recorded_buckets(rows.filter(first_day=first_day)))
     if first_day is None:
-        resolved = explain_caller(DescribedCaller.named(subject), scope=endpoint).resolution.buckets
-        own = (one for one in resolved if (one.subject, one.endpoint_id) == (subject, endpoint_id))
+        described = DescribedCaller.named(subject)
+        resolved = explain_caller(described, scope=endpoint, method=NO_METHOD).resolution
+        own = (one for one in resolved.buckets if (one.subject, one.endpoint_id) == (subject, endpoint_id))
         buckets = [bucket for bucket in own if bucket.durable and bucket.rate.calendar == period]
     if not buckets:
         text = _("%(subject)s has no counter per %(period)s here. Check the subject, the endpoint and the first day.")

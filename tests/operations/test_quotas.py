@@ -45,6 +45,14 @@ def test_a_customer_is_refunded_by_name_or_object(alice: User, search: Endpoint)
     assert PolicyChange.objects.filter(reason="Ticket 4711").count() == 2
 
 
+def test_an_endpoint_that_counts_posts_is_refunded_before_anything_is_written(alice: User) -> None:
+    """Regression: it was looked up as for GET, so the customer had no counter there."""
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="upload", methods="POST"), rates="70/month")
+    check_request(request_from(alice, method="POST"), scope="upload", cost=20)
+    refund(alice, 6, endpoint="upload")
+    assert [*used().values()] == [14]
+
+
 def test_the_key_of_a_webhook_refunds_once(alice: User) -> None:
     RatePolicy.objects.create(rates="100/month")
     check_request(request_from(alice), cost=20)
