@@ -45,6 +45,8 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         "invoices.InvoicesPage",
     )
     form = PolicyForm
+    #: A button makes another policy of the values on the page.
+    save_as, save_as_continue = True, False
     list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "on_outage", "when", "active"]
     list_editable = ["mode"]
     list_filter = [

@@ -181,6 +181,23 @@ def test_a_plan_that_was_deleted_after_its_policy_had_moved(anna: Client, ben: C
     assert (policy.plan, policy.mode) == (pro, "log")
 
 
+def test_a_policy_is_duplicated_with_the_values_on_the_page(
+    anna: Client, ben: Client, policy: RatePolicy, search: Endpoint
+) -> None:
+    url, form = form_url(policy), opened(ben, form_url(policy))
+    saved(anna, url, opened(anna, url), rates="40/min")
+    del form["_save"]
+    copied = {"_saveasnew": "1", "endpoint": str(search.pk), "change_reason": "As for all endpoints"}
+    saved(ben, url, form, **copied)
+    rows = RatePolicy.objects.order_by("pk").values_list("endpoint", "rates")
+    assert list(rows) == [(None, "40/min"), (search.pk, "30/min")]
+    change = PolicyChange.objects.latest("pk")
+    assert (change.action, change.reason, str(change.actor)) == ("create", "As for all endpoints", "ben")
+    page = save(ben, url, form, **{**copied, "endpoint": ""})
+    assert "already" in words_of(page)
+    assert RatePolicy.objects.count() == 2
+
+
 @pytest.mark.parametrize("page_of", ["plan", "list"])
 @pytest.mark.parametrize("edited", [False, True], ids=["untouched", "edited"])
 def test_a_row_deleted_meanwhile_is_left_out_and_an_edited_one_refused_once(
