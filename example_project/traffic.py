@@ -83,7 +83,9 @@ def record_traffic() -> int:
         collector.flush()
         collector.close()  # sends the attempts, which wait for more of them
     finally:
-        limiter.reset(_buckets(explained.values()))
+        for at, _habit in (requests[0], requests[-1]):  # a day begins in between, and once in a while a month
+            clock[0] = int(at * 10**6)
+            limiter.reset(_buckets(explained.values()))
     roll_up()
     return len(requests)
 
