@@ -1,14 +1,15 @@
-"""The home of operators on the app's index: status, refusals of the hour, changes of the day."""
+"""The home of operators on the app's index: status, refusals of the hour, changes of the day, and what comes next."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any
 
 from django.utils import timezone
 from django.utils.translation import gettext
 
-from ..models import Endpoint, PolicyChange, RatePolicy
+from ..models import Endpoint, PlanAssignment, PolicyChange, RatePolicy
 from ..monitoring import timeline
 from .diff import describe
 from .formatting import moment, number_text, percent
@@ -17,8 +18,8 @@ from .pages import may_view, mode_text, model_url, reply
 from .usage.status import Status, current_status, outage_texts
 from .usage.traffic import most_refused, sum_counts
 
-#: Endpoints, callers and changes that are listed.
-_LISTED = 3
+#: Endpoints, callers and changes that are listed; starts and ends that are, and for how long ahead.
+_LISTED, _COMING, _AHEAD = 3, 5, timedelta(days=30)
 
 
 def home(site: Any, request: Any) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def home(site: Any, request: Any) -> dict[str, Any]:
             context["refusals"] = _refusals(site)
     if may_view(site, PolicyChange, request):
         context["changes"] = _changes(site, request)
+    context["coming"] = _coming(site, request)
     return context
 
 
@@ -62,6 +64,26 @@ def _refusals(site: Any) -> dict[str, Any]:
         "since": moment(hour.starts[0]),
         "tops": {gettext("Endpoint"): endpoints, gettext("Customer"): callers},
     }
+
+
+def _coming(site: Any, request: Any) -> list[dict[str, Any]]:
+    """Return the next policies and plan assignments to start or to end, the soonest first."""
+    now, verbs = timezone.now(), {"starts_at": gettext("starts"), "ends_at": gettext("ends")}
+    found: list[tuple[Any, str, Any]] = []
+    for model in (RatePolicy, PlanAssignment):
+        if not may_view(site, model, request):
+            continue
+        rows = site.get_model_admin(model).get_queryset(request).select_related("user", "plan")
+        if model is RatePolicy:
+            rows = rows.exclude(mode=RatePolicy.Mode.OFF).select_related("user", "plan", "endpoint", "subject_list")
+        for name, verb in verbs.items():
+            dated = rows.filter(**{f"{name}__gt": now, f"{name}__lte": now + _AHEAD}).order_by(name)
+            found += [(getattr(row, name), verb, row) for row in dated[:_COMING]]
+    found.sort(key=itemgetter(0))
+    return [
+        {"at": moment(at), "verb": verb, "row": row, "url": model_url(site, type(row), "change", row.pk)}
+        for at, verb, row in found[:_COMING]
+    ]
 
 
 def _changes(site: Any, request: Any) -> dict[str, Any]:

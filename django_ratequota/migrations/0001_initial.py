@@ -115,7 +115,7 @@ class Migration(migrations.Migration):
                 'ordering': ['-starts_at'],
                 'abstract': False,
                 'base_manager_name': 'objects',
-                'indexes': [models.Index(fields=['plan', 'starts_at', 'ends_at'], name='ratequota_assignment_plan'), models.Index(fields=['starts_at'], name='ratequota_assignment_start')],
+                'indexes': [models.Index(fields=['plan', 'starts_at', 'ends_at'], name='ratequota_assignment_plan'), models.Index(fields=['starts_at'], name='ratequota_assignment_start'), models.Index(fields=['ends_at'], name='ratequota_assignment_end')],
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('subject__isnull', False), ('user__isnull', True), models.Q(('subject', ''), _negated=True)), models.Q(('subject__isnull', True), ('user__isnull', False)), _connector='OR'), name='ratequota_assignment_one_subject', violation_error_message='Choose either a user or a subject.'), models.CheckConstraint(condition=models.Q(('anchor__isnull', True), models.Q(('anchor__gte', 1), ('anchor__lte', 31)), _connector='OR'), name='ratequota_assignment_anchor', violation_error_message='A day of the month is a number from 1 to 31.')],
             },
         ),

@@ -129,6 +129,8 @@ class PlanAssignment(TrackedModel):
             # A plan's assignments in their order, and the subscribers of all plans from the index alone.
             models.Index(fields=["plan", "starts_at", "ends_at"], name="ratequota_assignment_plan"),
             models.Index(fields=["starts_at"], name="ratequota_assignment_start"),
+            # For those that end soon.
+            models.Index(fields=["ends_at"], name="ratequota_assignment_end"),
         ]
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.engine.keys import statistics_key
-from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.runtime import default_limiter
@@ -73,6 +73,26 @@ def test_refusals_of_the_hour_lead_to_their_endpoints_and_callers() -> None:
     assert {client.get(unescape(link)).status_code for link in links} == {200}
     assert f"traffic/?endpoint={search.pk}" in links[0]
     assert f"explain/?user={alice.pk}" in links[2]
+
+
+def test_what_starts_and_ends_soon_is_listed_for_those_who_may_see_it(alice: User, free: Plan) -> None:
+    now, search = timezone.now(), Endpoint.objects.create(name="search")
+    make = RatePolicy.objects.create
+    make(plan=free, rates="1/s", starts_at=now + timedelta(days=3), ends_at=now + timedelta(days=31))
+    make(
+        user=alice, endpoint=search, rates="2/s", starts_at=now - timedelta(days=1), ends_at=now + timedelta(hours=1)
+    )
+    make(plan=free, endpoint=search, rates="3/s", starts_at=now + timedelta(days=1), mode="off")
+    PlanAssignment.objects.create(user=alice, plan=free, ends_at=now + timedelta(days=2))
+    PlanAssignment.objects.create(subject="tenant:acme", plan=free, starts_at=now + timedelta(days=5))
+    found = re.findall(r"UTC: (.*?(?:starts|ends))", parts(client_of("superuser"))["coming"])
+    policies = ["user alice × search: 2/s ends", "plan Free × all endpoints: 1/s starts"]
+    assert found == [policies[0], "alice: Free ends", policies[1], "tenant:acme: Free starts"]
+    grants = re.findall(
+        r"UTC: (.*?(?:starts|ends))", parts(operators.client_of("grant_override", name="granter"))["coming"]
+    )
+    assert grants == policies[:1]
+    assert "coming" not in parts(operators.client_of("view_endpoint", name="viewer"))
 
 
 @pytest.mark.usefixtures("recording")
