@@ -98,15 +98,15 @@ class TestPage:
         assert metas["color-scheme"] == "light dark"
 
     def test_the_projects_own_goes_first_and_serves_both(self, settings: Any, tmp_path: Path) -> None:
-        (tmp_path / "base.html").write_text("<title>Shop</title>{% block content %}{% endblock %}")
         (tmp_path / "429.html").write_text(snippet("html", "{# templates/429.html #}"))
         settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
         with_reference = page(refused(refusal_id="abcdefghij")).content.decode()
-        assert with_reference.startswith("<title>Shop</title>")
+        assert with_reference.startswith("<title>Quota exceeded</title>")
         assert "Tell our support this reference: abcdefghij" in with_reference
         assert "Please come back at " in with_reference
-        assert "Requests cannot be counted right now." in page(DENIED).content.decode()
-        assert "<title>Shop</title>" in page(DENIED).content.decode()
+        denied = page(DENIED).content.decode()
+        assert denied.startswith("<title>Temporarily reduced capacity</title>")
+        assert "Requests cannot be counted right now." in denied
 
     @pytest.mark.parametrize("engine", [[], [{"BACKEND": "django.template.backends.django.DjangoTemplates"}]])
     def test_without_templates_there_is_a_page_all_the_same(self, settings: Any, engine: list[Any]) -> None:
@@ -227,8 +227,8 @@ class TestForm:
     @pytest.fixture(autouse=True)
     def _form(self, settings: Any, tmp_path: Path) -> Iterator[None]:
         module = types.ModuleType("contact")
-        exec(snippet("python", "# contact.py"), vars(module))
-        (tmp_path / "contact.html").write_text("{{ form.non_field_errors }}{{ form.message.value|default:'' }}")
+        exec(snippet("python", "# mysite/contact.py"), vars(module))
+        (tmp_path / "contact.html").write_text(snippet("html", "{# templates/contact.html #}"))
         settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
         settings.ROOT_URLCONF = __name__
         urlpatterns[:] = [path("contact/", module.contact)]

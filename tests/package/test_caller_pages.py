@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -96,7 +97,7 @@ class HttpClient:
 
 #: Modules that the pages import and that are not installed here -> the names that they use.
 STAND_INS: dict[str, dict[str, Any]] = {
-    "celery": {"shared_task": shared_task},
+    "celery": {"shared_task": shared_task, "Celery": lambda name: MagicMock()},
     "channels": {},
     "channels.generic": {},
     "channels.generic.websocket": {"AsyncJsonWebsocketConsumer": Consumer},

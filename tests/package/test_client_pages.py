@@ -20,8 +20,6 @@ ROOT_URLCONF = "project_urls"
 URLS = """
 from django.urls import include, path
 import limited, metrics_urls, urls
-from django_ratequota.ninja import problem_details
-from ninja.errors import Throttled
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -30,7 +28,6 @@ class Search(APIView):
     def get(self, request):
         return Response([])
 
-limited.api.add_exception_handler(Throttled, problem_details)
 urlpatterns = [
     path("api/", include(urls)), path("ninja/", limited.api.urls), path("", include(metrics_urls)),
     path("search/", Search.as_view()),
@@ -80,7 +77,7 @@ def test_the_snippets_together_make_a_working_project(redis_client: redis.Redis,
         ("api.md", "urls.py", "urls.py"),
         ("api.md", "errors.py", "errors.py"),
         ("api.md", "schema.py", "schema.py"),
-        ("howto/ninja.md", "limited.py", "limited.py"),
+        ("howto/ninja.md", "limited.py", "mysite/api.py"),
         ("metrics.md", "metrics_urls.py", "urls.py"),
         ("metrics.md", "telemetry.py", "telemetry.py"),
         ("metrics.md", "gunicorn.conf.py", "gunicorn.conf.py"),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from html import unescape
 from http import HTTPStatus
@@ -52,6 +53,8 @@ NAMES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_b
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
 #: A page that shows this imports its policies by itself.
 _IMPORT = "$ python manage.py ratequota import policies.yaml"
+#: A page that links to this begins with the settings of that page.
+EXAMPLES = "../installation.md#run-the-examples)"
 #: Pages whose snippets need a project of their own -> the test that makes it. Here they are only compiled.
 _RUN_BY = {
     "api.md": "package/test_client_pages.py",
@@ -78,15 +81,22 @@ class Page:
     def __init__(self, page: Path, settings: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self._settings, self._monkeypatch, self._folder = settings, monkeypatch, folder
         self._snippets = snippets(page)
+        self._is_example = EXAMPLES in page.read_text()
         self._modules: dict[str, ModuleType] = {}
         self._names = self._module("docs_page")
+        exec("from django.urls import path\nurlpatterns = []", self._module("mysite.urls"))  # of startproject
         monkeypatch.chdir(folder)
 
     def run(self) -> None:
+        if self._is_example:
+            self._set(next(one for one in snippets(DOCS / "installation.md") if one.file == "mysite/settings.py"))
         for snippet in self._snippets:
             assert snippet.language not in ("py", "pycon", "bash", "sh", "shell"), "these would not run here"
             if snippet.language == "python":
                 self._python(snippet)
+            elif snippet.language == "html" and snippet.file.startswith("templates/"):
+                (self._folder / "templates").mkdir(exist_ok=True)
+                (self._folder / snippet.file).write_text(snippet.text)
             elif snippet.language == "yaml" and snippet.text.startswith("version: 1\n"):
                 (self._folder / "policies.yaml").write_text(snippet.text)
                 if not any(_IMPORT in snippet.text for snippet in self._snippets):
@@ -126,8 +136,9 @@ class Page:
             name: [path for path in getattr(django_settings, name) if not path.startswith(ours)]
             for name in ("INSTALLED_APPS", "MIDDLEWARE")
         }
-        found |= {"CACHES": {}, "REST_FRAMEWORK": {}, "RATEQUOTA": {}}
-        before = {name: value.copy() for name, value in found.items()}
+        found |= {"CACHES": {}, "REST_FRAMEWORK": {}, "RATEQUOTA": {}, "BASE_DIR": self._folder}
+        found["TEMPLATES"] = [{"DIRS": [], **engine} for engine in django_settings.TEMPLATES]
+        before = deepcopy(found)
         exec(snippet.padded.replace("redis://127.0.0.1:6379/0", server.url()), found)
         found["INSTALLED_APPS"] = list(dict.fromkeys(found["INSTALLED_APPS"]))  # a page may add rest_framework
         for name, value in found.items():
@@ -324,7 +335,7 @@ class TypedProject:
 
     def __init__(self, folder: Path) -> None:
         self.address = f"http://127.0.0.1:{free_port()}"
-        self._folder, self._replaced = folder, {"mysite/urls.py"}
+        self._folder = folder
         self._serving: subprocess.Popen[str] | None = None
         environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
         environment |= {"PYTHONPATH": str(ROOT), "DJANGO_SUPERUSER_PASSWORD": ADMIN[1]}
@@ -337,15 +348,14 @@ class TypedProject:
         return str(done.stdout + done.stderr)
 
     def write(self, one: Snippet) -> None:
-        """Write the snippet's file, or append to it what a later snippet of the same file shows."""
+        """Add the snippet to the end of its file."""
         assert one.file
         text, path = one.text, self._folder / one.file
         if one.file == "mysite/settings.py" and "redis://" in text:
             text = text.replace("redis://127.0.0.1:6379/0", server.url())
             text += 'RATEQUOTA |= {"PREFIX": "rqtest:typed", "TIMEOUT": 5.0}\n'
-        with path.open("w" if one.file in self._replaced else "a") as file:
+        with path.open("a") as file:
             file.write(text)
-        self._replaced.discard(one.file)
         if self._serving:  # as runserver would
             self.serve()
 

@@ -1,4 +1,4 @@
-"""The README's snippets run as they stand, and the refusal that it shows is theirs."""
+"""The README's snippets run as they stand, and the refusal that it shows is theirs; fresh_projects.py types them."""
 
 from __future__ import annotations
 
@@ -6,38 +6,43 @@ import re
 from pathlib import Path
 
 from tests.support.projects import run_project
-from tests.support.snippets import ROOT, snippet
+from tests.support.snippets import ROOT, snippets
 
 PAGE = ROOT / "README.md"
 README = PAGE.read_text()
 
-URLS = """
-from django.urls import path
-import views
-urlpatterns = [path("s/", views.Search.as_view()), path("e/", views.export)]
+#: Below the README's lines, in a project whose ``urls.py`` is as ``startproject`` makes it.
+VIEW = """
+from rest_framework.views import APIView
+class API(APIView):
+    throttle_scope = "search"
+urlpatterns += [path("api/", API.as_view())]
 """
 DRIVE = """
-from django_ratequota.models import Endpoint, RatePolicy
-for name, rates in {"search": "3/min", "exports": "1/hour"}.items():
-    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name=name), rates=rates)
-print([get("/s/").status_code for _ in range(3)])
-refused = get("/s/")
+call_command("ratequota", "import", "policies.yaml", stdout=io.StringIO())
+print([get("/search/").status_code for _ in range(3)])
+refused = get("/search/")
 print(refused.status_code, refused.reason_phrase)
 for name in ("Retry-After", "RateLimit-Policy", "RateLimit"):
     print(f"{name}: {refused[name]}")
-print([get("/e/").status_code for _ in range(2)], get("/e/")["RateLimit-Policy"])
+print(get("/api/")["RateLimit-Policy"])
 """
 
 
 def test_the_snippets_limit_a_new_project(tmp_path: Path) -> None:
-    lines = snippet(PAGE, "settings.py")
-    assert len(lines.splitlines()) == 5, "an app is wired in a comment and four lines"
-    files = {"settings.py": lines, "views.py": snippet(PAGE, "views.py"), "urls.py": URLS}
-    shown = README.partition("```http\nHTTP/1.1 ")[2].partition("\n```")[0]
+    files = {"mysite/urls.py": "from django.urls import path\nurlpatterns = []\n", "mysite/settings.py": ""}
+    for one in snippets(PAGE):
+        if one.language == "yaml":
+            files["policies.yaml"] = one.text
+        elif one.file:
+            files[one.file] += one.text
+    files["urls.py"], files["settings.py"] = files.pop("mysite/urls.py") + VIEW, files.pop("mysite/settings.py")
+    assert len(files["policies.yaml"].splitlines()) == 3
+    shown = README.partition("\nHTTP/1.1 ")[2].partition("\n```")[0]
     assert run_project(tmp_path, files, DRIVE) == [
         "[200, 200, 200]",
         *shown.splitlines(),
-        '[200, 429] "exports/hour";q=1;w=3600',
+        '"search/min";q=3;w=60',
     ]
 
 

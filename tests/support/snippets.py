@@ -29,7 +29,7 @@ class Snippet:
     @property
     def file(self) -> str:
         """The file that its first line names, such as ``# mysite/urls.py``; "" = run it instead of importing it."""
-        named = re.match(r"(?:#|<!--) ((?:\w+/)*\w+\.(?:py|html))(?: -->)?$", self.text, re.MULTILINE)
+        named = re.match(r"(?:#|<!--|\{#) ((?:\w+/)*\w+\.(?:py|html))(?: -->| #\})?$", self.text, re.MULTILINE)
         return named[1] if named else ""
 
     @property
