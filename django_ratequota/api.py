@@ -6,19 +6,18 @@ urlpatterns = [path("quota/", include("django_ratequota.urls"))]  # GET quota/us
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from django.core.exceptions import ValidationError as InvalidValue
 from django.db import Error as DatabaseError
 from django.utils.translation import gettext as _
-from rest_framework import serializers
 from rest_framework.exceptions import NotFound, ValidationError
-from rest_framework.generics import ListAPIView
+from rest_framework.fields import BooleanField, CharField, DateField, DateTimeField, IntegerField, ListField
+from rest_framework.generics import GenericAPIView, ListAPIView
 from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.serializers import Serializer
 
 from .engine.decision import Decision
 from .engine.keys import is_per_caller
@@ -28,71 +27,82 @@ from .models import QuotaWindow
 from .operations.caller_limits import caller_limits, describe_limit, describe_window
 from .operations.invoice_lines import lines_of
 from .operations.past_windows import windows_of
-from .policies.facts import to_datetime, to_us
+from .policies.facts import as_stored, to_us
 from .policies.requests.caller import Caller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .runtime import process
 from .throttling import QuotaThrottle, StoreUnavailable
 
-_SECOND = 10**6
-_INSTANT = serializers.DateTimeField()
+
+class MomentField(DateTimeField):
+    """A time that is written as those of models."""
+
+    def to_representation(self, value: Any) -> Any:
+        """Return the text."""
+        return super().to_representation(as_stored(value))
 
 
-class LimitSerializer(serializers.Serializer[Any]):
-    """The fields of a limit that both endpoints have."""
+class LimitSerializer(Serializer[Any]):
+    """The fields of ``describe_window``, which both endpoints have."""
 
-    title = serializers.CharField(help_text="Title of the limit for people, such as search: 10/min.")
-    name = serializers.CharField(help_text="Name of the limit in the RateLimit headers, such as search/min.")
-    scope = serializers.CharField(
+    title = CharField(help_text="Title of the limit for people, such as search: 10/min.")
+    name = CharField(help_text="Name of the limit in the RateLimit headers, such as search/min.")
+    scope = CharField(
         allow_null=True, help_text="Name of the endpoint, or its number if deleted. null = all endpoints together."
     )
-    rate = serializers.CharField(
-        help_text="Rate such as 100/min burst 20. For past windows, the rate of the last request."
-    )
-    unit = serializers.CharField(
+    period = CharField(help_text="Length of the window: day, week or month.")
+    rate = CharField(help_text="Rate such as 100/min burst 20. For past windows, the rate of the last request.")
+    unit = CharField(
         help_text="Unit of the numbers: units, requests regardless of their cost, or concurrent requests."
     )
-    counted_per = serializers.CharField(
+    counted_per = CharField(
         help_text="Owner of the counter: user, plan, everyone or the name of an identifier. ip = an anonymous client."
     )
-    limit = serializers.IntegerField(help_text="Maximum number of units that can be available at a time.")
+    limit = IntegerField(help_text="Maximum number of units that can be available at a time.")
+    used = IntegerField(help_text="Units used, as of some seconds ago for the current window.")
+    starts_at = MomentField(help_text="Start of the window.")
+    ends_at = MomentField(help_text="End of the window, in the future for the current window.")
+    resets_in = IntegerField(help_text="Seconds until the window ends. 0 = it has ended.")
 
 
 class QuotaLimitSerializer(LimitSerializer):
     """One limit with the units that the caller has used and has left."""
 
     # The first three are null where the limit has no calendar window, the others while counts are unavailable.
-    period = serializers.CharField(
-        allow_null=True, help_text="Calendar window of the limit: day, week or month. null = none."
-    )
-    starts_at = serializers.DateTimeField(allow_null=True, help_text="Start of the window.")
-    ends_at = serializers.DateTimeField(allow_null=True, help_text="End of the window.")
-    used = serializers.IntegerField(
+    period = CharField(allow_null=True, help_text="Calendar window of the limit: day, week or month. null = none.")
+    used = IntegerField(
         allow_null=True, help_text="Units used. May exceed the limit if more were charged afterwards. null = unknown."
     )
-    resets_in = serializers.IntegerField(
+    starts_at = MomentField(allow_null=True, help_text="Start of the window.")
+    ends_at = MomentField(allow_null=True, help_text="End of the window.")
+    resets_in = IntegerField(
         allow_null=True,
         help_text="Seconds until the window ends or else until all units are available. null = unknown.",
     )
-    remaining = serializers.IntegerField(allow_null=True, help_text="Units available now. null = unknown.")
-    retry_after = serializers.IntegerField(
+    remaining = IntegerField(allow_null=True, help_text="Units available now. null = unknown.")
+    retry_after = IntegerField(
         allow_null=True, help_text="Seconds until one unit is available. 0 = now, null = unknown."
     )
-    window = serializers.IntegerField(help_text="Period of the rate in seconds. 0 for concurrent requests.")
+    window = IntegerField(help_text="Period of the rate in seconds. 0 for concurrent requests.")
+
+    def to_representation(self, limit: Any) -> dict[str, Any]:
+        """Return one of the ``CallerLimits`` as the view describes it."""
+        found: Any = self.root.instance
+        return super().to_representation(self.context["view"].describe(*limit, found.at_us))
 
 
-class QuotaUsageSerializer(serializers.Serializer[Any]):
+class QuotaUsageSerializer(Serializer[Any]):
     """Each limit that applies to the caller."""
 
     limits = QuotaLimitSerializer(many=True)
-    blocked_by = serializers.ListField(
-        child=serializers.CharField(), help_text="Names of the policies that refuse every request of the client."
+    blocked_by = ListField(
+        child=CharField(), help_text="Names of the policies that refuse every request of the client."
     )
-    available = serializers.BooleanField(help_text="False while counts are unavailable.")
-    truncated = serializers.BooleanField(help_text="True if there are more limits than shown. Query them by scope.")
+    available = BooleanField(help_text="False while counts are unavailable.")
+    truncated = BooleanField(help_text="True if there are more limits than shown. Query them by scope.")
 
 
-class CallersView(APIView):
+class CallersView(GenericAPIView[Any]):
     """A view of the caller's own limits: no cache keeps it, and without the database it is unavailable."""
 
     # Policies of the endpoint ``usage`` apply. Policies for all endpoints do not (see ``policies.exemptions``):
@@ -133,63 +143,28 @@ class UsageView(CallersView):
         except LookupError as error:
             text = _("There is no endpoint with this name.")
             raise ValidationError({"scope": [text]}) from error
-        # Without the serializer, which is for documentation only: it is slower than everything else here.
-        data = {
-            "limits": [self.describe(bucket, status, found.at_us) for bucket, status in found.limits],
-            "blocked_by": found.blocked_by,
-            "available": found.available,
-            "truncated": found.truncated,
-        }
-        return Response(data)
+        return Response(self.get_serializer(found).data)
 
     def describe(self, bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
-        """Return one limit at that time as the client sees it; ``status`` None = unknown."""
-        limit = describe_limit(bucket, status, at_us)
-        starts_us, ends_us = limit["starts_at"], limit["ends_at"]
-        remaining, retry_us = limit.pop("remaining"), limit.pop("retry_at")
-        period_us = 0 if bucket.rate.concurrent else bucket.rate.period_us
-        return {
-            **_told(limit, at_us),
-            "remaining": remaining,
-            "retry_after": None if retry_us is None else _seconds(retry_us - at_us),
-            "window": _seconds(period_us if ends_us is None else ends_us - starts_us),
-        }
+        """Return one limit at that time as its serializer reads it; ``status`` None = unknown."""
+        return describe_limit(bucket, status, at_us)
 
 
-class QuotaLineSerializer(serializers.Serializer[Any]):
+class QuotaLineSerializer(Serializer[Any]):
     """The usage of a window under one plan and rate, as on the invoice."""
 
-    plan = serializers.CharField(source="source.plan", help_text="Name of the plan. Empty = none.")
-    rate = serializers.CharField(help_text="Rate at that time.")
-    first_day = serializers.DateField(allow_null=True, help_text="Day of the first charge. null = no longer kept.")
-    last_day = serializers.DateField(allow_null=True, help_text="Day of the last charge. null = no longer kept.")
-    used = serializers.IntegerField(help_text="Units used.")
-    over = serializers.IntegerField(help_text="The part of them above the limit that was in force on their day.")
-
-
-class QuotaWindowListSerializer(serializers.ListSerializer[Any]):
-    """Windows with their lines, which are read together."""
-
-    def to_representation(self, data: Any) -> Any:
-        """Return the windows as the client sees them."""
-        windows = list(data)
-        for window, lines in zip(windows, lines_of([window] for window in windows), strict=True):
-            window.lines = [line for line in lines if line.source.mode != "log"]
-        return super().to_representation(windows)
+    plan = CharField(source="source.plan", help_text="Name of the plan. Empty = none.")
+    rate = CharField(help_text="Rate at that time.")
+    first_day = DateField(allow_null=True, help_text="Day of the first charge. null = no longer kept.")
+    last_day = DateField(allow_null=True, help_text="Day of the last charge. null = no longer kept.")
+    used = IntegerField(help_text="Units used.")
+    over = IntegerField(help_text="The part of them above the limit that was in force on their day.")
 
 
 class QuotaWindowSerializer(LimitSerializer):
     """The caller's usage of one limit in one day, week or month."""
 
-    period = serializers.CharField(help_text="Length of the window: day, week or month.")
-    starts_at = serializers.DateTimeField(help_text="Start of the window.")
-    ends_at = serializers.DateTimeField(help_text="End of the window, in the future for the current window.")
-    used = serializers.IntegerField(help_text="Units used, as of some seconds ago for the current window.")
-    resets_in = serializers.IntegerField(help_text="Seconds until the window ends. 0 = it has ended.")
     lines = QuotaLineSerializer(many=True, help_text="The usage under each plan and rate.")
-
-    class Meta:
-        list_serializer_class = QuotaWindowListSerializer
 
     def to_representation(self, window: Any) -> dict[str, Any]:
         """Return one window as the client sees it."""
@@ -200,12 +175,9 @@ class QuotaWindowSerializer(LimitSerializer):
             scope=window.scope or ("" if window.endpoint_id is None else f"#{window.endpoint_id}"),
             counted_per="" if is_per_caller(window.counter) else subject.partition(":")[0],
         )
-        bounds = to_us(window.starts_at), to_us(window.ends_at)
-        limit = describe_window(bucket, used=window.used, window=bounds)
-        return {
-            **_told(limit, process.limiter().now_us),
-            "lines": self.fields["lines"].to_representation(window.lines),
-        }
+        bounds, at_us = (to_us(window.starts_at), to_us(window.ends_at)), process.limiter().now_us
+        limit = describe_window(bucket, at_us, used=window.used, window=bounds)
+        return super().to_representation(limit | window.parts)
 
 
 class QuotaWindowPagination(CursorPagination):
@@ -213,22 +185,6 @@ class QuotaWindowPagination(CursorPagination):
 
     ordering = ("-starts_at", "-id")
     page_size, page_size_query_param, max_page_size = 100, "page_size", 1000
-
-    def get_page_size(self, request: Request) -> int:
-        """Return how many windows the client asks for; raises ``ValidationError`` for what is no such number."""
-        text, most = request.query_params.get("page_size", str(self.page_size)), self.max_page_size
-        # Python refuses to read thousands of digits.
-        size = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
-        if not 1 <= size <= most:
-            raise ValidationError({"page_size": [_("Enter a number from 1 to %(most)d.") % {"most": most}]})
-        return size
-
-    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
-        """Return a page; raises ``NotFound`` for a cursor that is no date, which REST framework passes on."""
-        try:
-            return super().paginate_queryset(queryset, request, view)
-        except (InvalidValue, OverflowError, ValueError) as error:
-            raise NotFound(self.invalid_cursor_message) from error
 
 
 class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
@@ -252,15 +208,15 @@ class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
         windows = windows_of(Caller(self.request))
         return windows.filter(period=period) if period else windows
 
+    def paginate_queryset(self, queryset: Any) -> Any:
+        """Return the windows of a page, each with its ``parts``: the lines.
 
-def _told(limit: dict[str, Any], at_us: int) -> dict[str, Any]:
-    """Return a described limit as clients get it: the bounds of its window as text, the seconds until its reset."""
-    reset_us = limit.pop("reset")
-    for name in ("starts_at", "ends_at"):
-        if limit[name] is not None:
-            limit[name] = _INSTANT.to_representation(to_datetime(limit[name]))
-    return {**limit, "resets_in": None if reset_us is None else _seconds(max(0, reset_us - at_us))}
-
-
-def _seconds(us: int) -> int:
-    return -(-us // _SECOND)
+        Raises ``NotFound`` for a cursor that is no date, which REST framework does not expect.
+        """
+        try:
+            windows: Any = super().paginate_queryset(queryset)
+        except (InvalidValue, OverflowError, ValueError) as error:
+            raise NotFound(QuotaWindowPagination.invalid_cursor_message) from error
+        for window, lines in zip(windows, lines_of([window] for window in windows), strict=True):
+            window.parts = {"lines": [line for line in lines if line.source.mode != "log"]}
+        return windows

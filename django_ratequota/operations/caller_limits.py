@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
+
+from django.utils import timezone
 
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
@@ -72,21 +75,31 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
 
 
 def describe_limit(bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
-    """Return what the caller is told of a limit at that time; times in µs, and None for what is not known."""
-    unit, used = bucket.rate.calendar, status.used + status.debt if status else None
+    """Return what the caller is told of a limit at that time (µs); None for what is not known.
+
+    Times are aware and local, waits are whole seconds.
+    """
+    rate, used = bucket.rate, status.used + status.debt if status else None
     # By the calendar, because the status of an unused counter says 0, and there is none while Redis is down.
-    window = calendar_window(unit, at_us, settings.time_zone, bucket.anchor)[:2] if unit else None
+    window = calendar_window(rate.calendar, at_us, settings.time_zone, bucket.anchor)[:2] if rate.calendar else None
+    described = describe_window(bucket, at_us, used=used, window=window)
+    if status and window is None:
+        described |= _reset(at_us + status.reset_after_us, at_us)
+    period_us = window[1] - window[0] if window else 0 if rate.concurrent else rate.period_us
+    wait_us = (status.retry_after_us or 0) if status else None
     return {
-        **describe_window(bucket, used=used, window=window),
-        "reset": window[1] if window else status and at_us + status.reset_after_us,
+        **described,
         "remaining": status and status.remaining,
-        "retry_at": status and at_us + (status.retry_after_us or 0),
+        "retry_at": None if wait_us is None else _local(at_us + wait_us),
+        "retry_after": None if wait_us is None else _seconds(wait_us),
+        "window": _seconds(period_us),
     }
 
 
-def describe_window(bucket: Bucket, *, used: int | None, window: tuple[int, int] | None) -> dict[str, Any]:
+def describe_window(
+    bucket: Bucket, at_us: int, *, used: int | None, window: tuple[int, int] | None
+) -> dict[str, Any]:
     """Return what its caller is told of a limit, now or in the past; ``window`` = its calendar window's bounds."""
-    starts_at, ends_at = window or (None, None)
     return {
         "title": limit_name(bucket),
         "name": bucket.title,
@@ -98,10 +111,23 @@ def describe_window(bucket: Bucket, *, used: int | None, window: tuple[int, int]
         "counted_per": bucket.subject.partition(":")[0],
         "limit": bucket.rate.capacity,
         "used": used,
-        "starts_at": starts_at,
-        "ends_at": ends_at,
-        "reset": ends_at,
+        "starts_at": window and _local(window[0]),
+        "ends_at": window and _local(window[1]),
+        **_reset(window and window[1], at_us),
     }
+
+
+def _reset(reset_us: int | None, at_us: int) -> dict[str, Any]:
+    waits = None if reset_us is None else _seconds(max(0, reset_us - at_us))
+    return {"reset": None if reset_us is None else _local(reset_us), "resets_in": waits}
+
+
+def _local(at_us: int) -> datetime:
+    return timezone.localtime(datetime.fromtimestamp(at_us / 10**6, UTC))
+
+
+def _seconds(us: int) -> int:
+    return -(-us // 10**6)
 
 
 def _shown(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from django import template
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error as DatabaseError
-from django.utils import timezone
 
 from ..exceptions import StoreError
 from ..operations.caller_limits import caller_limits, describe_limit
@@ -22,9 +20,9 @@ register = template.Library()
 def ratequota_usage(context: Any, scope: str | None = None) -> dict[str, Any] | None:
     """``{% ratequota_usage "search" as usage %}``: the usage of the page's caller at the endpoint; consumes nothing.
 
-    At every endpoint without a name. What ``describe_limit`` says of the limit with the smallest share left, its
-    times as local datetimes; ``limits`` has the same of every limit. None where no limit applies, no endpoint has
-    that name, or Redis or the database is down.
+    At every endpoint without a name. What ``describe_limit`` says of the limit with the smallest share left;
+    ``limits`` has the same of every limit. None where no limit applies, no endpoint has that name, or Redis or the
+    database is down.
     """
     request = context.get("request")
     if request is None:
@@ -37,13 +35,5 @@ def ratequota_usage(context: Any, scope: str | None = None) -> dict[str, Any] | 
         return None
     known = [(bucket, status) for bucket, status in found.limits if status is not None]
     known.sort(key=lambda one: (one[1].remaining / one[1].limit, one[1].remaining))
-    limits = [_with_times(describe_limit(bucket, status, found.at_us)) for bucket, status in known]
+    limits = [describe_limit(bucket, status, found.at_us) for bucket, status in known]
     return {**limits[0], "limits": limits} if limits else None
-
-
-def _with_times(limit: dict[str, Any]) -> dict[str, Any]:
-    return limit | {name: _local(limit[name]) for name in ("starts_at", "ends_at", "reset", "retry_at")}
-
-
-def _local(at_us: int | None) -> datetime | None:
-    return None if at_us is None else timezone.localtime(datetime.fromtimestamp(at_us / 10**6, UTC))

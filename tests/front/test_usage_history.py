@@ -187,12 +187,6 @@ def test_the_newest_come_first_page_by_page(client: Client, alice: User) -> None
     assert (response.status_code, response.json()) == (400, {"period": ["Enter day, week or month."]})
 
 
-@pytest.mark.parametrize("size", ["0", "-1", "all", "1001", "", "9" * 5000])
-def test_a_wrong_page_size_is_refused_in_words(client: Client, size: str) -> None:
-    response = client.get(URL, {"page_size": size})
-    assert (response.status_code, response.json()) == (400, {"page_size": ["Enter a number from 1 to 1000."]})
-
-
 def test_it_shares_the_limit_of_the_usage_endpoint(client: Client) -> None:
     usage = Endpoint.objects.create(name="usage")
     RatePolicy.objects.create(endpoint=usage, rates="2/hour")
