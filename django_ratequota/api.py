@@ -25,7 +25,7 @@ from .engine.rates import Rate
 from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
 from .operations.caller_limits import caller_limits, describe_limit, describe_window
-from .operations.invoice_lines import lines_of
+from .operations.invoice_lines import days_of, lines_of, sources_of
 from .operations.past_windows import windows_of
 from .policies.facts import as_stored, to_us
 from .policies.requests.caller import Caller
@@ -161,10 +161,20 @@ class QuotaLineSerializer(Serializer[Any]):
     over = IntegerField(help_text="The part of them above the limit that was in force on their day.")
 
 
+class QuotaDaySerializer(Serializer[Any]):
+    """The usage of a month on one day under one plan and rate, as operators see it."""
+
+    day = DateField(allow_null=True, help_text="null = the days before, which are no longer kept.")
+    plan = CharField(help_text="Name of the plan. Empty = none.")
+    rate = CharField(help_text="Rate on that day.")
+    used = IntegerField(help_text="Units used. Negative if more were refunded than used.")
+
+
 class QuotaWindowSerializer(LimitSerializer):
     """The caller's usage of one limit in one day, week or month."""
 
     lines = QuotaLineSerializer(many=True, help_text="The usage under each plan and rate.")
+    days = QuotaDaySerializer(many=True, required=False, help_text="The usage on each day of a month, with ?days=1.")
 
     def to_representation(self, window: Any) -> dict[str, Any]:
         """Return one window as the client sees it."""
@@ -191,7 +201,7 @@ class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
     """The caller's usage of each limit in earlier days, weeks and months and in the current ones.
 
     The caller is its user and its identifiers, not its address. ``?period=`` selects day, week or month. Rolling
-    limits, and policies that are not durable, have no such windows.
+    limits, and policies that are not durable, have no such windows. ``?days=1`` adds the days of months.
     """
 
     serializer_class = QuotaWindowSerializer
@@ -209,7 +219,7 @@ class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
         return windows.filter(period=period) if period else windows
 
     def paginate_queryset(self, queryset: Any) -> Any:
-        """Return the windows of a page, each with its ``parts``: the lines.
+        """Return the windows of a page, each with its ``parts``: the lines and, with ``?days=1``, a month's days.
 
         Raises ``NotFound`` for a cursor that is no date, which REST framework does not expect.
         """
@@ -219,4 +229,14 @@ class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
             raise NotFound(QuotaWindowPagination.invalid_cursor_message) from error
         for window, lines in zip(windows, lines_of([window] for window in windows), strict=True):
             window.parts = {"lines": [line for line in lines if line.source.mode != "log"]}
+        if self.request.query_params.get("days") == "1":
+            months = [window for window in windows if window.period == QuotaWindow.Period.MONTH]
+            found = days_of(months)
+            sources = sources_of({day.policy for days in found.values() for day in days})
+            for window in months:
+                window.parts["days"] = [
+                    {**day._asdict(), "plan": sources[day.policy].plan, "used": day.used}
+                    for day in found[window.pk]
+                    if sources[day.policy].mode != "log"
+                ]
         return windows

@@ -92,7 +92,9 @@ class QuotaSchema:
             return [*parameters, utils.OpenApiParameter("scope", str, description=text)]
         if isinstance(self.view, UsageHistoryView):
             periods, text = ["day", "week", "month"], "Length of the windows. Default: all."
-            return [*parameters, utils.OpenApiParameter("period", str, enum=periods, description=text)]
+            period = utils.OpenApiParameter("period", str, enum=periods, description=text)
+            text = "1 = with the usage on each day of a month."
+            return [*parameters, period, utils.OpenApiParameter("days", str, enum=["1"], description=text)]
         return parameters
 
     def _get_response_bodies(self, direction: str = "response") -> dict[str, Any]:

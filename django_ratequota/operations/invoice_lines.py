@@ -34,6 +34,11 @@ class Day(NamedTuple):
     charged: int
     refunded: int
 
+    @property
+    def used(self) -> int:
+        """Return the charged units without those refunded."""
+        return self.charged - self.refunded
+
 
 class Source(NamedTuple):
     """What a line or a day has from its policy."""
@@ -148,7 +153,7 @@ def _fold(
             limit = Rate.parse(day.rate).capacity
             lines[key] = Line(**named, limit=limit, source=source, windows=[window])
         line = lines[key]
-        units = day.charged - day.refunded
+        units = day.used
         if units > 0:
             line.days.append(day.day)
         if units >= 0:

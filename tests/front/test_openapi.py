@@ -149,7 +149,7 @@ def test_the_usage_endpoint_is_typed(generate: Any) -> None:
     assert limit["properties"]["remaining"]["nullable"] is True
     assert set(limit["required"]) == set(limit["properties"])
     operation = found["paths"]["/quota/usage/history/"]["get"]
-    assert {one["name"] for one in operation["parameters"]} == {"cursor", "page_size", "period"}
+    assert {one["name"] for one in operation["parameters"]} == {"cursor", "days", "page_size", "period"}
     assert operation["responses"]["200"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/PaginatedQuotaWindowList"
     }

@@ -87,7 +87,7 @@ def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User)
     found = response.json()
     starts, ends = "2025-10-01T00:00:00Z", "2025-11-01T00:00:00Z"
     newest, older = found["results"]
-    assert newest.keys() == QuotaWindowSerializer().fields.keys()
+    assert newest.keys() == QuotaWindowSerializer().fields.keys() - {"days"}
     assert list(newest.values()) == [
         *(
             "search: 100/month",
@@ -185,6 +185,26 @@ def test_the_newest_come_first_page_by_page(client: Client, alice: User) -> None
     assert {row["period"] for row in history(client, period="day")} == {"day"}
     response = client.get(URL, {"period": "year"})
     assert (response.status_code, response.json()) == (400, {"period": ["Enter day, week or month."]})
+
+
+def test_the_days_of_a_month_are_those_that_operators_see(client: Client, alice: User) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    own, logged = RatePolicy.objects.create(plan=plan, rates="100/month"), RatePolicy.objects.create(rates="9/month")
+    logged.mode = "log"
+    logged.save()
+    month = window(f"user:{alice.pk}", policy_id=own.pk, used=12)
+    for day, units, policy in ((2, 3, own), (5, 5, own), (5, 1, logged)):
+        month.policy_id = policy.pk
+        of_day(month, date(2025, 10, day), units)
+    window(f"user:{alice.pk}", 9, rate="9/day fixed_window", period="day")
+    client.force_login(alice)
+    found, of_the_day = history(client, days="1")
+    assert [tuple(day.items()) for day in found["days"]] == [
+        (("day", day), ("plan", plan), ("rate", "100/month"), ("used", used))
+        for day, plan, used in ((None, "Pro", 3), ("2025-10-02", "Pro", 3), ("2025-10-05", "Pro", 5))
+    ]
+    assert "days" not in of_the_day
+    assert "days" not in history(client, period="month")[0]
 
 
 def test_it_shares_the_limit_of_the_usage_endpoint(client: Client) -> None:
