@@ -49,7 +49,6 @@ def override_policies(
     endpoints: Iterable[Endpoint] = (),
     plans: Mapping[Any, str] | None = None,
     default_plans: Mapping[str, str] | None = None,
-    lists: Mapping[str, Iterable[Any]] | None = None,
     clock: Clock | None = None,
     all_threads: bool = False,
 ) -> SceneContext:
@@ -63,14 +62,12 @@ def override_policies(
     Neither the database is read, nor ENABLED. ``endpoints`` are unsaved ``Endpoint``s where routes, methods or a cost
     matter.
     ``plans`` maps users (or primary keys) and subjects such as ``"tenant:acme"`` to plan slugs, ``default_plans``
-    kinds of callers, as in ``{"authenticated": "free", "anonymous": "guest"}``, and ``lists`` the names of subject
-    lists to their members, users and subjects. The default ``clock`` stands still. ``all_threads`` puts the policies
-    in force for the whole process: for live servers, and threads that a test starts.
+    kinds of callers, as in ``{"authenticated": "free", "anonymous": "guest"}``. The default ``clock`` stands still.
+    ``all_threads`` puts the policies in force for the whole process: for live servers, and threads that a test
+    starts.
     Entering raises ``ValueError`` or ``TypeError``, naming the wrong entry.
     """
-    return SceneContext(
-        lambda: fixed_policies(policies, tuple(endpoints), plans, default_plans, lists), clock, all_threads
-    )
+    return SceneContext(lambda: fixed_policies(policies, tuple(endpoints), plans, default_plans), clock, all_threads)
 
 
 def unlimited(*, all_threads: bool = False) -> SceneContext:

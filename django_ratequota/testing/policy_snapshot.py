@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 
 from ..changes.validators import primary_key
-from ..models import Endpoint, ListMember, PlanAssignment, RatePolicy
+from ..models import Endpoint, PlanAssignment, RatePolicy
 from ..policies import facts
 from ..policies.cache import PolicyCache, in_plan_order
 from ..policies.facts import NOBODY, SubjectKey, UserEntry, subject_key
@@ -23,16 +22,14 @@ _Row = TypeVar("_Row", bound=Any)
 class Policy:
     """A rate policy as a test writes it. ``fields`` are those of the model ``RatePolicy``, such as ``counted_per``.
 
-    ``user`` is a user or its primary key, ``plan`` a slug, ``subject_list`` the name of a list in ``lists``. Set one
-    of these and ``subject`` at most; none = the policy is for everyone.
+    ``user`` is a user or its primary key, ``plan`` a slug. Set one of these and ``subject`` at most; none = the
+    policy is for everyone.
     """
 
-    def __init__(
-        self, rates: str, *, user: Any = None, plan: str = "", subject_list: str = "", **fields: Any
-    ) -> None:
+    def __init__(self, rates: str, *, user: Any = None, plan: str = "", **fields: Any) -> None:
         self.user = user
-        #: The model's columns, with names in place of the ids of plans and lists.
-        self.columns = {"rates": rates, "plan_id": plan or None, "subject_list_id": subject_list or None, **fields}
+        #: The model's columns, with the plan's slug in place of its id.
+        self.columns = {"rates": rates, "plan_id": plan or None, **fields}
 
 
 #: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several of these.
@@ -45,11 +42,7 @@ class FixedPolicies(PolicyCache):
     def __init__(self, snapshot: Snapshot, known: Mapping[Any, UserEntry]) -> None:
         super().__init__()
         self._fixed, self._known = snapshot, known
-        own = [policy for entry in known.values() for policy in entry.policies]
-        self.user_endpoints = {
-            at: frozenset(one.counted_per for one in own if one.endpoint_id == at and one.mode == "enforce")
-            for at in {policy.endpoint_id for policy in own}
-        }
+        self.load_user_endpoints()
         self.plan_kinds()
 
     def current(self, revision: int = 0, instead_of: int | None = None) -> Snapshot:
@@ -68,7 +61,12 @@ class FixedPolicies(PolicyCache):
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         """Return ``user_endpoints``."""
-        return self.user_endpoints or {}
+        found: dict[int | None, frozenset[str]] = {}
+        for policy in [policy for entry in self._known.values() for policy in entry.policies]:
+            enforced = (policy.counted_per,) if policy.mode == "enforce" else ()
+            found[policy.endpoint_id] = found.get(policy.endpoint_id, frozenset()).union(enforced)
+        self.user_endpoints = found
+        return found
 
     def plan_kinds(self) -> tuple[str, ...]:
         """Return ``assigned_kinds`` by the settings in force."""
@@ -81,35 +79,19 @@ def fixed_policies(
     endpoints: Iterable[Endpoint] = (),
     plans: Mapping[Any, str] | None = None,
     default_plans: Mapping[str, str] | None = None,
-    lists: Mapping[str, Iterable[Any]] | None = None,
 ) -> FixedPolicies:
     """Make the arguments of ``override_policies`` into policies; raises ``ValueError`` naming the wrong entry.
 
-    Plans and lists have names in place of the ids that they lack; endpoints have numbers, because keys contain them.
+    Plans have slugs in place of the ids that they lack; endpoints have numbers, because keys contain them.
     """
-    plans, defaults, lists = plans or {}, default_plans or {}, lists or {}
+    defaults = default_plans or {}
     if unknown := set(defaults) - {"authenticated", "anonymous"}:
         raise ValueError(f"default_plans: write 'authenticated' or 'anonymous', not {unknown.pop()!r}")
-    written = list(_written(policies))
+    plans, written = plans or {}, list(_written(policies))
     named = {name: Endpoint(name=name) for name, _policy in written if name is not None}
-    named |= {row.name: _valid(f"endpoint {row.name!r}", row) for row in (*named.values(), *endpoints)}
+    named |= {row.name: row for row in endpoints}
     ids = {name: number for number, name in enumerate(named, start=1)}
-    limits = [facts.policy_facts(_row(pk, *entry, ids, lists)) for pk, entry in enumerate(written, start=1)]
-    members = [
-        _valid(f"lists[{name!r}]", ListMember(subject_list_id=name, **_owner(who)))
-        for name, listed in lists.items()
-        for who in ([listed] if isinstance(listed, str) else listed)
-    ]
-    slugs = {*(policy.columns["plan_id"] for _, policy in written), *plans.values(), *defaults.values()} - {None}
-    columns = attrgetter(*facts.MEMBER_COLUMNS[1:])
-    snapshot = with_rows(
-        Snapshot(revision=1),
-        plans={slug: facts.PlanFacts(id=slug, name=slug, slug=slug) for slug in slugs},
-        endpoints={pk: replace(facts.endpoint_facts(named[name]), id=pk) for name, pk in ids.items()},
-        policies={policy.id: policy for policy in limits if not policy.user},
-        lists=dict[Any, str](zip(lists, lists, strict=True)),
-        members={pk: facts.member_facts(pk, *columns(row)) for pk, row in enumerate(members)},
-    )
+    limits = [facts.policy_facts(_row(pk, *entry, ids)) for pk, entry in enumerate(written, start=1)]
     entries: dict[str | SubjectKey, UserEntry] = {}
     for who, slug in plans.items():
         row = _valid("plans", PlanAssignment(plan_id=slug, starts_at=facts.to_datetime(0), **_owner(who)))
@@ -119,6 +101,14 @@ def fixed_policies(
         if policy.user:
             entry = entries.get(policy.user, NOBODY)
             entries[policy.user] = replace(entry, policies=(*entry.policies, policy))
+    slugs: set[Any] = {*(policy.plan_id for policy in limits), *plans.values(), *defaults.values()} - {None}
+    rows = {ids[name]: _valid(f"endpoint {name!r}", row) for name, row in named.items()}
+    snapshot = with_rows(
+        Snapshot(revision=1),
+        plans={slug: facts.PlanFacts(id=slug, name=slug, slug=slug) for slug in slugs},
+        endpoints={pk: replace(facts.endpoint_facts(row), id=pk) for pk, row in rows.items()},
+        policies={policy.id: policy for policy in limits if not policy.user},
+    )
     # One plan may be the default for both kinds of callers here.
     return FixedPolicies(snapshot.copied(defaults=defaults), entries)
 
@@ -138,14 +128,12 @@ def _written(policies: Policies) -> Iterator[tuple[str | None, Policy]]:
             yield name, Policy(item) if isinstance(item, str) else item
 
 
-def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[Any, int], lists: Collection[str]) -> RatePolicy:
-    where = f"policies[{name!r}]"
-    columns = policy.columns | {"user_id": None if policy.user is None else _user_id(policy.user)}
-    if sum(bool(columns.get(name)) for name in ("user_id", "subject", "subject_list_id", "plan_id")) > 1:
-        raise ValueError(f"{where}: a policy is for a user, a subject, a list or a plan, one of them at most")
-    if (name_of_list := columns["subject_list_id"]) and name_of_list not in lists:
-        raise ValueError(f"{where}: write lists={{{name_of_list!r}: [...]}} with the members of that list")
-    return _valid(where, RatePolicy(pk=pk, endpoint_id=ids.get(name), **columns))
+def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[str, int]) -> RatePolicy:
+    where, columns = f"policies[{name!r}]", policy.columns
+    if len([one for one in (policy.user, columns.get("subject"), columns["plan_id"]) if one]) > 1:
+        raise ValueError(f"{where}: a policy is for a user, a subject or a plan, one of them at most")
+    user = {} if policy.user is None else {"user_id": _user_id(policy.user)}
+    return _valid(where, RatePolicy(pk=pk, endpoint_id=ids.get(name or ""), **user, **columns))
 
 
 def _owner(who: Any) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class TestPolicies:
             ),
             ({None: Policy("3/min", reasons="x")}, "RatePolicy.* 'reasons'"),
             ({None: Policy("3/min", subject="acme")}, r"policies\[None\]: subject: "),
-            ({None: Policy("3/min", plan="a", user=1)}, "a user, a subject, a list or a plan"),
+            ({None: Policy("3/min", plan="a", user=1)}, "a user, a subject or a plan"),
             ({None: Policy("3/min", user=User(username="x"))}, "save the user first"),
             ({None: Policy("3/min", user="alice")}, "write a user or a primary key, not 'alice'"),
             ({"no name": "3/min"}, "endpoint 'no name': name: "),
@@ -378,9 +378,8 @@ class TestAssertions:
         self.fails(f"expected a refusal by 'all/min': {refused}", assert_limited, third, by="all/min")
 
     def test_a_429_of_another_library_counts_as_a_refusal(self) -> None:
-        response = HttpResponse(status=429, headers={"Retry-After": "7", "X-RateLimit-Remaining": "0"})
+        response = HttpResponse(status=429, headers={"Retry-After": "7"})
         assert_limited(response, retry_after=7)
-        assert remaining(response) == 0
         with pytest.raises(AssertionError, match="expected the request to be admitted, got 429"):
             assert_allowed(response)
         with pytest.raises(AssertionError, match="no policy 'search/min' has a number of remaining units"):
