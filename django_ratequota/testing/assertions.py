@@ -42,7 +42,7 @@ def assert_allowed(response: Any, remaining: int | None = None) -> None:
     if refused or response.status_code == 429:
         code = response.status_code
         raise AssertionError(f"expected the request to be admitted, got {code}: {_describe(decision)}")
-    if remaining is not None and (left := _remaining(response)) != remaining:
+    if remaining is not None and (left := _left(decision)) != remaining:
         raise AssertionError(f"expected {remaining} to remain, not {left}: {_describe(decision)}")
 
 
@@ -52,21 +52,20 @@ def remaining(response: Any, policy: str | None = None) -> int:
     Raises ``AssertionError`` where there is no such number.
     """
     __tracebackhide__ = True
-    left = _remaining(response, policy)
+    decision = _decision(response)
+    left = _left(decision, policy)
     if left is None:
         which = "no policy" if policy is None else f"no policy {policy!r}"
-        raise AssertionError(f"{which} has a number of remaining units: {_describe(_decision(response))}")
+        raise AssertionError(f"{which} has a number of remaining units: {_describe(decision)}")
     return left
 
 
-def _remaining(response: Any, policy: str | None = None) -> int | None:
-    decision = _decision(response)
+def _left(decision: Decision | None, policy: str | None = None) -> int | None:
     if decision is None:
-        header = response.headers.get("X-RateLimit-Remaining")
-        return None if policy is not None or header is None else int(header)
-    if policy is None:
-        return None if decision.binding is None else decision.binding.remaining
-    return next((s.remaining for s in decision.statuses if s.bucket.title == policy), None)
+        return None
+    named = [status for status in decision.statuses if status.bucket.title == policy]
+    status = decision.binding if policy is None else next(iter(named), None)
+    return None if status is None else status.remaining
 
 
 def _decision(response: Any) -> Decision | None:

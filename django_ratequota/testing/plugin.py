@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from .. import monitoring
-
-if TYPE_CHECKING:
-    from .clock import Clock
-    from .isolation import Scene
+# Django is imported when a fixture is used, not before.
+from .. import monitoring, testing
+from ..exceptions import ConfigurationError
 
 
 def pytest_configure() -> None:
@@ -29,11 +27,8 @@ def ratequota_server() -> Iterator[str]:
     from django.conf import settings
     from django.test.utils import override_settings
 
-    from ..exceptions import ConfigurationError
-    from .embedded import embedded_server
-
     try:
-        url = embedded_server()
+        url = testing.embedded_server()
     except ConfigurationError as error:
         pytest.fail(f"ratequota_server: {error}", pytrace=False)
     with override_settings(RATEQUOTA={**getattr(settings, "RATEQUOTA", {}), "REDIS_URL": url}):
@@ -41,39 +36,31 @@ def ratequota_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def ratequota_clock() -> Clock:
+def ratequota_clock() -> testing.Clock:
     """The clock of the other fixtures: it stands still until ``advance(seconds)`` moves it."""
-    from .clock import Clock
-
-    return Clock()
+    return testing.Clock()
 
 
 @pytest.fixture
-def ratequota_policies(ratequota_clock: Clock) -> Iterator[Callable[..., Scene]]:
+def ratequota_policies(ratequota_clock: testing.Clock) -> Iterator[Callable[..., Any]]:
     """``override_policies``, in force until the test ends; the latest call wins."""
-    from .overrides import override_policies
-
     with ExitStack() as stack:
 
-        def override(policies: Any, **options: Any) -> Scene:
-            return stack.enter_context(override_policies(policies, **{"clock": ratequota_clock, **options}))
+        def override(policies: Any, **options: Any) -> Any:
+            return stack.enter_context(testing.override_policies(policies, **{"clock": ratequota_clock, **options}))
 
         yield override
 
 
 @pytest.fixture
-def ratequota_isolated(ratequota_clock: Clock) -> Iterator[Scene]:
+def ratequota_isolated(ratequota_clock: testing.Clock) -> Iterator[Any]:
     """``isolated``: the policies in the database with counters for this test only, under ``ratequota_clock``."""
-    from .overrides import isolated
-
-    with isolated(clock=ratequota_clock) as scene:
+    with testing.isolated(clock=ratequota_clock) as scene:
         yield scene
 
 
 @pytest.fixture
 def ratequota_unlimited() -> Iterator[None]:
     """``unlimited``: this test has no limits."""
-    from .overrides import unlimited
-
-    with unlimited():
+    with testing.unlimited():
         yield
