@@ -199,12 +199,8 @@ def _by_scene(verb: Callable[..., Any]) -> Callable[..., Any]:
     return markcoroutinefunction(act) if iscoroutinefunction(verb) else act
 
 
-def _make_options() -> dict[str, Any]:
+def _options() -> dict[str, Any]:
     """Return the options of the settings' limiter, with a longer timeout."""
     options = limiter_options()
     options["store"].timeout = max(options["store"].timeout, _MIN_TIMEOUT)
     return options
-
-
-#: The options that all scenes share, so that they open no connections.
-_options = OncePerSettings(_make_options)

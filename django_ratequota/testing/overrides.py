@@ -65,7 +65,7 @@ def override_policies(
     kinds of callers, as in ``{"authenticated": "free", "anonymous": "guest"}``. The default ``clock`` stands still.
     ``all_threads`` puts the policies in force for the whole process: for live servers, and threads that a test
     starts.
-    Entering raises ``ValueError`` or ``TypeError``, naming the wrong entry.
+    Entering raises ``ValueError``, naming the wrong entry.
     """
     return SceneContext(lambda: fixed_policies(policies, tuple(endpoints), plans, default_plans), clock, all_threads)
 

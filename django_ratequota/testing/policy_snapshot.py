@@ -32,7 +32,7 @@ class Policy:
         self.columns = {"rates": rates, "plan_id": plan or None, **fields}
 
 
-#: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several of these.
+#: Endpoint's name (None = all endpoints together) -> rates such as 3/min, a ``Policy``, or several of these.
 Policies = Mapping[str | None, str | Policy | Iterable[str | Policy]]
 
 
@@ -114,18 +114,10 @@ def fixed_policies(
 
 
 def _written(policies: Policies) -> Iterator[tuple[str | None, Policy]]:
-    """Yield each policy with the name of its endpoint; raises ``TypeError``."""
-    what = "write rates such as '3/min', Policy('3/min', ...), or a list of these, by endpoint (None = all endpoints)"
-    if not isinstance(policies, Mapping):
-        raise TypeError(f"policies: {what}, not {policies!r:.80}")
-    entries: Mapping[Any, Any] = policies
-    for name, entry in entries.items():
-        # A mapping would be read as a list of its keys.
-        several = isinstance(entry, Iterable) and not isinstance(entry, str | bytes | Mapping)
-        for item in entry if several else [entry]:
-            if not isinstance(name, str | None) or not isinstance(item, str | Policy):
-                raise TypeError(f"policies[{name!r:.80}]: {what}, not {item!r:.80}")
-            yield name, Policy(item) if isinstance(item, str) else item
+    """Yield each policy with the name of its endpoint."""
+    for name, entry in policies.items():
+        for item in [entry] if isinstance(entry, str | Policy) else entry:
+            yield name, item if isinstance(item, Policy) else Policy(item)
 
 
 def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[str, int]) -> RatePolicy:
@@ -138,16 +130,13 @@ def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[str, int]) -> R
 
 def _owner(who: Any) -> dict[str, Any]:
     """Return the columns for a subject such as ``tenant:acme``, or for a user or its primary key."""
-    is_subject = isinstance(who, str) and (":" in who or primary_key(get_user_model(), who) is None)
-    return {"subject": who} if is_subject else {"user_id": _user_id(who)}
+    return {"subject": who} if isinstance(who, str) and ":" in who else {"user_id": _user_id(who)}
 
 
 def _user_id(user: Any) -> str:
     key = getattr(user, "pk", user)
-    if key is None:
-        raise ValueError(f"{user!r} has no primary key: save the user first")
-    if primary_key(get_user_model(), key) is None:
-        raise ValueError(f"write a user or a primary key, not {key!r:.80}")
+    if key is None or primary_key(get_user_model(), key) is None:
+        raise ValueError(f"write a saved user or a primary key, not {user!r:.80}")
     return str(key)
 
 
