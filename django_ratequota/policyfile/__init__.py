@@ -7,7 +7,7 @@ the database, ``entries`` reads a file, ``apply`` compares the two and imports.
 from __future__ import annotations
 
 from .apply import Diff, apply_file
-from .document import MAX_BYTES, decode
-from .export import FORMATS, export_chunks
+from .document import FORMATS, MAX_BYTES, decode
+from .export import export_chunks
 
 __all__ = ["FORMATS", "MAX_BYTES", "Diff", "apply_file", "decode", "export_chunks"]

@@ -143,15 +143,8 @@ def _write(diff: Diff, names: Names, using: str) -> None:
     for section in reversed(SECTIONS):
         for batch in in_batches(diff.of("delete", section)):
             rows[section].filter(pk__in=[change.row.pk for change in batch]).delete()
-    _change_plans(diff.of("change", PLANS), using)
-    for section in SECTIONS[1:]:
-        # References never change, because they are part of identity.
-        by_fields: dict[tuple[str, ...], list[models.Model]] = {}
-        for change in diff.of("change", section):
-            fields = tuple(change.new_values)
-            by_fields.setdefault(fields, []).append(change.entry.instance(fields, pk=change.row.pk))
-        for fields, instances in by_fields.items():
-            rows[section].bulk_update(instances, fields)
+    for section in SECTIONS:
+        _change(section, diff.of("change", section), using)
     for section in SECTIONS:
         for batch in in_batches(diff.of("create", section)):
             rows[section].bulk_create([_new(change.entry, names) for change in batch])
@@ -160,28 +153,30 @@ def _write(diff: Diff, names: Names, using: str) -> None:
             names[section.singular] = {name: [pk] for name, pk in pairs}
 
 
+def _change(section: Section, changes: list[Change], using: str) -> None:
+    """Update objects. Plans may swap names and defaults: free all of these first, then set the new ones.
+
+    The history gets one entry per object, from its old state to its new one. References never change, because they
+    are part of identity.
+    """
+    unrecorded: Any = models.QuerySet(section.model, using=using)
+    before: dict[Any, models.Model] = {}
+    for batch in in_batches([change.row.pk for change in changes]):
+        before |= rows_by_pk(section.model, batch, using, lock=True)
+    for pk in before if section is PLANS else ():
+        unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
+    for change in changes:
+        unrecorded.filter(pk=change.row.pk).update(**change.entry.model_values(section.fields))
+    for batch in in_batches(list(before)):
+        after = rows_by_pk(section.model, batch, using)
+        write_changes([(before[pk], row) for pk, row in after.items()], using)
+
+
 def _new(entry: Item, names: Names) -> models.Model:
     """Return the object of an entry, not saved."""
     own = {name: entry.values[name] for name in entry.section.references}
     keys = {f"{name}_id": names[name][value][0] for name, value in own.items() if value is not None}
-    new: models.Model = entry.instance(entry.section.fields, **keys)
-    return new
-
-
-def _change_plans(changes: list[Change], using: str) -> None:
-    """Update plans, which may swap names and defaults: free all of these first, then set the new ones.
-
-    The history gets one entry per plan, from its old state to its new one.
-    """
-    unrecorded: Any = models.QuerySet(Plan, using=using)
-    before: dict[Any, Any] = {}
-    for pk in [change.row.pk for change in changes]:
-        before |= rows_by_pk(Plan, [pk], using, lock=True)
-        unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
-    for change in changes:
-        pk = change.row.pk
-        unrecorded.filter(pk=pk).update(**change.entry.values)
-        write_changes([(before[pk], rows_by_pk(Plan, [pk], using)[pk])], using)
+    return entry.section.model(**entry.model_values(entry.section.fields), **keys)  # type: ignore[no-any-return]
 
 
 def _text(value: Any) -> str:

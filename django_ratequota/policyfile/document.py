@@ -91,6 +91,10 @@ def json_chunks(document: dict[str, Any]) -> Iterator[str]:
     yield "\n"
 
 
+#: What writes each format.
+FORMATS = {"yaml": yaml_chunks, "json": json_chunks}
+
+
 def isoformat_utc(at: datetime) -> str:
     """Return the time in ISO 8601 and UTC: ``2026-01-31T12:00:00Z``."""
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -145,7 +145,7 @@ def check(entry: Item, names: Names, pruned: Collection[str], same: Iterable[Ite
     own = section.fields.keys() - section.references - entry.bad
     audience = [name for name in ("user", "subject", "subject_list", "plan") if name in section.defaults]
     chosen = [name for name in audience if values[name] or name in entry.bad]
-    instance = entry.instance(own)
+    instance: Any = section.model(**entry.model_values(own))
     try:
         # Uniqueness is left out, because the database does not hold the file's other entries yet.
         others = {field.name for field in section.model._meta.fields} - own

@@ -8,10 +8,8 @@ from typing import Any
 
 from django.db import transaction
 
-from .document import json_chunks, yaml_chunks
+from .document import FORMATS
 from .schema import SECTIONS, VERSION, Item, Items, Section, file_value, name_lookup
-
-FORMATS = {"yaml": yaml_chunks, "json": json_chunks}
 
 
 def export_chunks(form: str = "yaml", *, assignments: bool = False) -> Iterator[str]:
@@ -31,14 +29,14 @@ def load(sections: Collection[Section], using: str | None = None, lock: bool = F
     ``lock`` locks the rows until the transaction ends, by another query, where the database can.
     """
     found: Items = {}
-    for section in (section for section in SECTIONS if section in sections):
+    for section in filter(sections.__contains__, SECTIONS):
         rows: Any = section.model._base_manager.using(using).order_by("pk")
         if lock and transaction.get_connection(using).features.has_select_for_update:
             list(rows.select_for_update().values_list("pk", flat=True))
         lookups = [name_lookup(name) if name in section.references else name for name in section.fields]
-        named = (
-            (pk, zip(section.fields, row, strict=True)) for pk, *row in rows.values_list("pk", *lookups).iterator()
-        )
-        items = [Item(section, {name: file_value(name, value) for name, value in row}, pk) for pk, row in named]
+        items = []
+        for pk, *row in rows.values_list("pk", *lookups).iterator():
+            values = {name: file_value(name, value) for name, value in zip(section.fields, row, strict=True)}
+            items.append(Item(section, values, pk))
         found[section] = sorted(items, key=attrgetter("order"))
     return found

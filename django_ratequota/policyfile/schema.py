@@ -171,10 +171,10 @@ class Item:
             if self.values[name]:
                 yield name, self.values[name]
 
-    def instance(self, names: Iterable[str], **more: Any) -> Any:
-        """Return an unsaved object with the values of these fields, other than references."""
+    def model_values(self, names: Iterable[str]) -> Values:
+        """Return the values of these fields as the model holds them, without references."""
         own = (name for name in names if name not in self.section.references)
-        return self.section.model(**{name: model_value(name, self.values[name]) for name in own}, **more)
+        return {name: model_value(name, self.values[name]) for name in own}
 
     def refuse(self, text: object, name: str = "", line: int = 0) -> None:
         """Add a problem of a field, or of the item itself; ``line`` 0 = the field's line."""
