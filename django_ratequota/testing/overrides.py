@@ -5,8 +5,7 @@ Each also decorates functions, async functions and ``TestCase`` classes, whose t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from django.test.utils import TestContextDecorator
 
@@ -47,8 +46,6 @@ def override_policies(
     policies: Policies,
     *,
     endpoints: Iterable[Endpoint] = (),
-    plans: Mapping[Any, str] | None = None,
-    default_plans: Mapping[str, str] | None = None,
     clock: Clock | None = None,
     all_threads: bool = False,
 ) -> SceneContext:
@@ -60,14 +57,10 @@ def override_policies(
 
     ``policies`` maps an endpoint's name (None = all endpoints together) to rates, a ``Policy``, or a list of both.
     Neither the database is read, nor ENABLED. ``endpoints`` are unsaved ``Endpoint``s where routes, methods or a cost
-    matter.
-    ``plans`` maps users (or primary keys) and subjects such as ``"tenant:acme"`` to plan slugs, ``default_plans``
-    kinds of callers, as in ``{"authenticated": "free", "anonymous": "guest"}``. The default ``clock`` stands still.
-    ``all_threads`` puts the policies in force for the whole process: for live servers, and threads that a test
-    starts.
-    Entering raises ``ValueError``, naming the wrong entry.
+    matter. The default ``clock`` stands still. ``all_threads`` puts the policies in force for the whole process: for
+    live servers, and threads that a test starts. Entering raises ``ValueError``, naming the wrong entry.
     """
-    return SceneContext(lambda: fixed_policies(policies, tuple(endpoints), plans, default_plans), clock, all_threads)
+    return SceneContext(lambda: fixed_policies(policies, tuple(endpoints)), clock, all_threads)
 
 
 def unlimited(*, all_threads: bool = False) -> SceneContext:

@@ -14,7 +14,6 @@ from django.urls import path
 from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.testing import Policy, override_policies
 from tests.project.urls import urlpatterns as project_urls
 from tests.project.views import request_from
 
@@ -99,31 +98,3 @@ def test_before_the_view_authenticates_no_plan_of_a_subject_counts(pro: Plan, se
     PlanAssignment.objects.create(subject="api_key:k_7", plan=pro)
     assert [Client().get("/search/", headers=KEY).status_code for _ in range(4)] == [200, 200, 200, 429]
     assert Client().get("/search/").status_code == 429
-
-
-class TestOverriddenPolicies:
-    def test_plans_may_name_subjects(self) -> None:
-        plans = {"tenant:acme": "pro", "api_key:k_7": "max", User(pk=7): "own"}
-        policies = {None: [Policy(f"{n}/hour", plan=slug) for n, slug in ((1, "own"), (2, "pro"), (3, "max"))]}
-        with override_policies(policies, plans=plans):
-            found = [
-                check_request(request_from(user, headers=headers)).statuses[0].limit
-                for user, headers in (
-                    (User(pk=7, last_name="acme"), KEY),
-                    (User(pk=8, last_name="acme"), KEY),
-                    (User(pk=8), KEY),
-                )
-            ]
-            assert check_request(request_from(User(pk=8, last_name="globex"))).statuses == ()
-        assert found == [1, 2, 3]
-
-    @pytest.mark.parametrize(
-        ("options", "text"),
-        [
-            ({"plans": {"ip:203.0.113.7": "pro"}}, "plans: subject: Enter kind:value"),
-            ({"plans": {"user:42": "pro"}}, "plans: subject: Choose the user instead of user:42"),
-        ],
-    )
-    def test_entering_names_the_wrong_entry(self, options: Any, text: str) -> None:
-        with pytest.raises(ValueError, match=text), override_policies({None: "5/hour"}, **options):
-            pass
