@@ -114,7 +114,9 @@ class SceneLimiter(Limiter):
         # An ACL may demand that keys begin with the project's prefix. 16 characters are the most.
         # By limiter_options, because a test's own policies are enforced although ENABLED may be False.
         own = {"prefix": f"{settings.prefix[:5]}:{name}", "time_zone": zone, "clock": clock}
-        self.open(**_options() | own | {"deny_cache_seconds": 0.0})
+        options = limiter_options() | own | {"deny_cache_seconds": 0.0}
+        options["store"].timeout = max(options["store"].timeout, _MIN_TIMEOUT)
+        self.open(**options)
         self._fixed = fixed
         #: One of each counter.
         self._buckets: dict[object, Bucket] = {}
@@ -197,10 +199,3 @@ def _by_scene(verb: Callable[..., Any]) -> Callable[..., Any]:
         return verb(own if scene is None else scene.acting(own), *args)
 
     return markcoroutinefunction(act) if iscoroutinefunction(verb) else act
-
-
-def _options() -> dict[str, Any]:
-    """Return the options of the settings' limiter, with a longer timeout."""
-    options = limiter_options()
-    options["store"].timeout = max(options["store"].timeout, _MIN_TIMEOUT)
-    return options
