@@ -27,19 +27,11 @@ from .models import QuotaWindow
 from .operations.caller_limits import caller_limits, describe_limit, describe_window
 from .operations.invoice_lines import days_of, lines_of, sources_of
 from .operations.past_windows import windows_of
-from .policies.facts import as_stored, to_us
+from .policies.facts import to_us
 from .policies.requests.caller import Caller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .runtime import process
 from .throttling import QuotaThrottle, StoreUnavailable
-
-
-class MomentField(DateTimeField):
-    """A time that is written as those of models."""
-
-    def to_representation(self, value: Any) -> Any:
-        """Return the text."""
-        return super().to_representation(as_stored(value))
 
 
 class LimitSerializer(Serializer[Any]):
@@ -60,8 +52,8 @@ class LimitSerializer(Serializer[Any]):
     )
     limit = IntegerField(help_text="Maximum number of units that can be available at a time.")
     used = IntegerField(help_text="Units used, as of some seconds ago for the current window.")
-    starts_at = MomentField(help_text="Start of the window.")
-    ends_at = MomentField(help_text="End of the window, in the future for the current window.")
+    starts_at = DateTimeField(help_text="Start of the window.")
+    ends_at = DateTimeField(help_text="End of the window, in the future for the current window.")
     resets_in = IntegerField(help_text="Seconds until the window ends. 0 = it has ended.")
 
 
@@ -73,8 +65,8 @@ class QuotaLimitSerializer(LimitSerializer):
     used = IntegerField(
         allow_null=True, help_text="Units used. May exceed the limit if more were charged afterwards. null = unknown."
     )
-    starts_at = MomentField(allow_null=True, help_text="Start of the window.")
-    ends_at = MomentField(allow_null=True, help_text="End of the window.")
+    starts_at = DateTimeField(allow_null=True, help_text="Start of the window.")
+    ends_at = DateTimeField(allow_null=True, help_text="End of the window.")
     resets_in = IntegerField(
         allow_null=True,
         help_text="Seconds until the window ends or else until all units are available. null = unknown.",

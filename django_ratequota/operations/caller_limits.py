@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
-
-from django.utils import timezone
 
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
-from ..policies.facts import EndpointFacts
+from ..policies.facts import EndpointFacts, to_datetime
 from ..policies.limit_names import limit_name
 from ..policies.matching import Where
 from ..policies.precedence import outranks_plans
@@ -77,29 +74,32 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
 def describe_limit(bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
     """Return what the caller is told of a limit at that time (µs); None for what is not known.
 
-    Times are aware and local, waits are whole seconds.
+    Times are as model fields have them, waits are whole seconds.
     """
     rate, used = bucket.rate, status.used + status.debt if status else None
     # By the calendar, because the status of an unused counter says 0, and there is none while Redis is down.
     window = calendar_window(rate.calendar, at_us, settings.time_zone, bucket.anchor)[:2] if rate.calendar else None
-    described = describe_window(bucket, at_us, used=used, window=window)
-    if status and window is None:
-        described |= _reset(at_us + status.reset_after_us, at_us)
+    reset_us = at_us + status.reset_after_us if status else None
     period_us = window[1] - window[0] if window else 0 if rate.concurrent else rate.period_us
     wait_us = (status.retry_after_us or 0) if status else None
     return {
-        **described,
+        **describe_window(bucket, at_us, used=used, window=window, reset_us=reset_us),
         "remaining": status and status.remaining,
-        "retry_at": None if wait_us is None else _local(at_us + wait_us),
+        "retry_at": None if wait_us is None else to_datetime(at_us + wait_us),
         "retry_after": None if wait_us is None else _seconds(wait_us),
         "window": _seconds(period_us),
     }
 
 
 def describe_window(
-    bucket: Bucket, at_us: int, *, used: int | None, window: tuple[int, int] | None
+    bucket: Bucket, at_us: int, *, used: int | None, window: tuple[int, int] | None, reset_us: int | None = None
 ) -> dict[str, Any]:
-    """Return what its caller is told of a limit, now or in the past; ``window`` = its calendar window's bounds."""
+    """Return what its caller is told of a limit, now or in the past; ``window`` = its calendar window's bounds (µs).
+
+    ``reset_us`` is when all units are available again; for a calendar window that is its end.
+    """
+    starts_us, ends_us = window or (None, None)
+    reset_us = ends_us or reset_us
     return {
         "title": limit_name(bucket),
         "name": bucket.title,
@@ -111,19 +111,11 @@ def describe_window(
         "counted_per": bucket.subject.partition(":")[0],
         "limit": bucket.rate.capacity,
         "used": used,
-        "starts_at": window and _local(window[0]),
-        "ends_at": window and _local(window[1]),
-        **_reset(window and window[1], at_us),
+        "starts_at": starts_us and to_datetime(starts_us),
+        "ends_at": ends_us and to_datetime(ends_us),
+        "reset": reset_us and to_datetime(reset_us),
+        "resets_in": reset_us and _seconds(max(0, reset_us - at_us)),
     }
-
-
-def _reset(reset_us: int | None, at_us: int) -> dict[str, Any]:
-    waits = None if reset_us is None else _seconds(max(0, reset_us - at_us))
-    return {"reset": None if reset_us is None else _local(reset_us), "resets_in": waits}
-
-
-def _local(at_us: int) -> datetime:
-    return timezone.localtime(datetime.fromtimestamp(at_us / 10**6, UTC))
 
 
 def _seconds(us: int) -> int:
