@@ -163,10 +163,11 @@ def _change(section: Section, changes: list[Change], using: str) -> None:
     before: dict[Any, models.Model] = {}
     for batch in in_batches([change.row.pk for change in changes]):
         before |= rows_by_pk(section.model, batch, using, lock=True)
-    for pk in before if section is PLANS else ():
+    freed = {"name", "default_for"} if section is PLANS else set[str]()
+    for pk in before if freed else ():
         unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
     for change in changes:
-        unrecorded.filter(pk=change.row.pk).update(**change.entry.model_values(section.fields))
+        unrecorded.filter(pk=change.row.pk).update(**change.entry.model_values(freed | change.new_values.keys()))
     for batch in in_batches(list(before)):
         after = rows_by_pk(section.model, batch, using)
         write_changes([(before[pk], row) for pk, row in after.items()], using)

@@ -77,6 +77,13 @@ def test_plans_swap_names_and_defaults(names: str, defaults: tuple[str, str, str
     assert PolicyChange.objects.count() - history == len(recorded)
 
 
+def test_an_import_sets_the_fields_that_differ() -> None:
+    odd = Endpoint.objects.create(name="odd", routes=" /a \r\n\r\n/b")
+    apply_file(export().replace("name: odd", "name: odd\n    cost: 2"))
+    odd.refresh_from_db()
+    assert (odd.cost, odd.routes) == (2, " /a \r\n\r\n/b")
+
+
 NEWER = (
     SAMPLE.replace("10/min", "20/min")
     .replace("    cost: 2\n", "")
