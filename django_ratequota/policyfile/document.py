@@ -78,11 +78,16 @@ def _refused(line: int, text: str) -> InvalidFile:
 
 
 def yaml_chunks(document: dict[str, Any]) -> Iterator[str]:
-    """Yield YAML in chunks, a blank line between sections."""
+    """Yield YAML in chunks, a blank line between sections; a document holds scalars and lists of mappings."""
     for number, (name, value) in enumerate(document.items()):
-        text: str = yaml.dump({name: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
-        # Characters that are not printable are in double quotes.
-        yield "\n" * bool(number) + "\n".join(map(printable, text.split("\n")))
+        yield "\n" if number else ""
+        if not value or not isinstance(value, list):
+            yield _dump({name: value})
+            continue
+        # PyYAML does not indent lists. "  - " begins a line only of a list within an entry, as other text of an entry
+        # is below its key.
+        text = re.sub("^  - ", "    - ", _dump(value), flags=re.MULTILINE)
+        yield f"{name}:\n" + re.sub("^(?=.)", "  ", text, flags=re.MULTILINE)
 
 
 def json_chunks(document: dict[str, Any]) -> Iterator[str]:
@@ -100,12 +105,15 @@ def isoformat_utc(at: datetime) -> str:
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-class _Dumper(yaml.SafeDumper):  # the one written in C does not indent lists
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow)
-
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+def _dump(document: Any) -> str:
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+    # Characters that are not printable are in double quotes.
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
