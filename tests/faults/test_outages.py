@@ -67,8 +67,8 @@ def test_down_and_back(node: Node, events: list[tuple[str, str]], caplog: pytest
         assert back < 2 * 5
         assert events == [("open", "connection"), ("closed", "connection")]
         lines = [(record.levelname, record.message.split(",")[0]) for record in caplog.records]
-        where = f"Redis at {node.host}:{node.port} gives"
-        assert lines == [("ERROR", f"{where} no decisions (connection)"), ("WARNING", f"{where} decisions again")]
+        where = f"Redis at {node.host}:{node.port} is"
+        assert lines == [("ERROR", f"{where} unavailable (connection)"), ("WARNING", f"{where} available again")]
         # Counting starts again from zero, as the server lost its data.
         admitted = sum(ask("deny", number % 2 == 0).allowed for number in range(LIMIT + 5))
         assert admitted == LIMIT
