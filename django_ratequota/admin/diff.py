@@ -63,7 +63,6 @@ def kinds() -> dict[str, Any]:
     return {**names, "counter": _("counter"), "*": _("everything")}
 
 
-def kind_and_action(kind: str, action: str) -> dict[str, Any]:
-    """Return the names of a kind of object and of what happened to it."""
-    actions = dict(PolicyChange.Action.choices)
-    return {"kind": str(kinds().get(kind, kind)), "action": str(actions.get(action, action))}
+def kind_name(kind: str) -> str:
+    """Return the name of a kind of object."""
+    return str(kinds().get(kind, kind))

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Plan, PolicyChange
 from ..operations.recorded import KINDS, object_name
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .diff import describe, kind_and_action, kinds
+from .diff import describe, kind_name, kinds
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import reason_text, shown, time_column
 from .search import MOST_NAMED
@@ -151,10 +151,9 @@ class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
         """Return the object that changed, and how many others the save has."""
         more = ngettext("and %(count)d more", "and %(count)d more", change.more) % {"count": change.more}
         return format_html(
-            "{kind} {action}<div><bdi>{text}</bdi> {more}</div>",
-            **kind_and_action(change.model, change.action),
-            text=shown(change.object_text),
-            more=more if change.more else "",
+            "{} {}<div><bdi>{}</bdi> {}</div>",
+            *(kind_name(change.model), change.get_action_display()),
+            *(shown(change.object_text), more if change.more else ""),
         )
 
     @admin.display(description=_("changed fields"))

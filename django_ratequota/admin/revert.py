@@ -24,7 +24,7 @@ from ..models import PolicyChange, RatePolicy
 from ..operations.recorded import KINDS, Words, who_changed
 from ..operations.revert import Revert, Step, apply, of_object, of_save, plan
 from .base import ReasonField
-from .diff import kind_and_action
+from .diff import kind_name
 from .formatting import moment
 from .pages import AdminPage
 from .permissions import lacking, permission_name
@@ -119,12 +119,7 @@ class RevertPage(AdminPage):
         planned = [_change(step) for step in listed]
         words = Words(planned)
         described = [
-            {
-                "step": step,
-                **kind_and_action(step.kind, ""),
-                "table": words.table(change),
-                "later": who_changed(step.later, step.last) if step.later else (),
-            }
+            (step, kind_name(step.kind), words.table(change), step.later and who_changed(step.later, step.last))
             for step, change in zip(listed, planned, strict=True)
         ]
         return {"steps": described, "more": len(steps) - len(listed)}

@@ -12,8 +12,8 @@ from django.utils.translation import gettext
 from ..models import PolicyChange
 from ..operations.recorded import KINDS, Words, name_users
 from ..operations.revert import of_save
-from .diff import kind_and_action
-from .formatting import moment, shown
+from .diff import kind_name
+from .formatting import moment
 from .pages import AdminPage, page_numbers
 
 #: Objects of a page.
@@ -34,6 +34,7 @@ class SavePage(AdminPage):
         if not changes:
             raise Http404
         first = changes[0]
+        self._describe(request, changes)
         undid = first.undoes and PolicyChange.objects.filter(change_id=first.undoes).first()
         # By object, which has an index.
         own = PolicyChange.objects.filter(model__in=KINDS, object_id__in=[change.object_id for change in changes])
@@ -43,33 +44,22 @@ class SavePage(AdminPage):
             "first": first,
             "undid": undid,
             "undone": undone,
-            "changes": self._described(request, changes),
+            "changes": changes,
             "numbers": page_numbers(page, lambda number: f"?p={number}"),
             "undo": self.admin.page_url("revert", first.pk, "save") if of_save(first.change_id).exists() else "",
         }
         return self.render(request, "save.html", context)
 
-    def _described(self, request: Any, changes: list[PolicyChange]) -> list[dict[str, Any]]:
-        """Return what the page shows of each change, with a fixed number of queries."""
+    def _describe(self, request: Any, changes: list[Any]) -> None:
+        """Set what the page shows of each change besides its fields, with a fixed number of queries."""
         name_users(changes)
         words = Words(changes)
-        described = []
         for change in changes:
             known = change.model in KINDS
             exists = known and change.action != PolicyChange.Action.DELETE
-            query = {"model": change.model, "object_id": change.object_id}
-            described.append(
-                {
-                    **kind_and_action(change.model, change.action),
-                    "text": shown(change.object_text),
-                    "url": self.object_url(request, KINDS[change.model], change.object_id) if exists else "",
-                    "counted": change.model == "counter",
-                    "table": words.table(change),
-                    "restore": self.admin.page_url("revert", change.pk, "object") if known and change.before else "",
-                    "all": self.admin.page_url("changelist", query=query) if change.object_id else "",
-                }
-            )
-        return described
+            change.kind, change.table = kind_name(change.model), words.table(change)
+            change.url = self.object_url(request, KINDS[change.model], change.object_id) if exists else ""
+            change.restore = self.admin.page_url("revert", change.pk, "object") if known and change.before else ""
 
 
 class ChangePage(AdminPage):
