@@ -31,8 +31,8 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
 
     pages = (
         "explain.page.ExplainPage",
-        "explain.boost.BoostPage",
-        "explain.block.BlockPage",
+        "explain.overrides.BoostPage",
+        "explain.overrides.BlockPage",
         "reset.CountersPage",
         "reset.WindowPage",
         "roll_out.RollOutPage",

@@ -24,9 +24,9 @@ from ..names import audience_text, caller_names, caller_text, endpoint_text, exp
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
 from ..usage.status import outage_texts
-from .block import block_links
 from .counter_rows import counter_rows, fullest_first
 from .form import data_of, explain_form, find_caller
+from .overrides import block_links
 from .refusals import find_refusal, refusal_details, refused_places
 
 #: Maximum number of policies listed, winners first, because a caller may have that many dated ones.

@@ -18,7 +18,7 @@ from ...monitoring.timeline import Counts, Span, TopCaller, timeline, top_caller
 from ...operations.caller_limits import tightest
 from ...operations.recorded import policies_by_id
 from ...policies.limit_names import limit_name
-from ..explain.block import block_links
+from ..explain.overrides import block_links
 from ..formatting import bar_percent, number_text, percent, shown
 from ..names import caller_names, caller_text, endpoint_name, explain_url, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
