@@ -92,6 +92,11 @@ class Refusal:
         return limit_names(self.violated, self.buckets)
 
     @property
+    def place(self) -> str:
+        """The method, and the scope or else the route."""
+        return f"{self.method} {self.scope or self.route}"
+
+    @property
     def subjects(self) -> list[str]:
         """Whom it counts for besides the caller: refusing buckets first, then the others, then ``assigned_to``."""
         buckets = sorted(self.buckets, key=lambda bucket: not bucket.refused)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,30 @@ def shown(text: Any) -> str:
     from ..admin import formatting
 
     return formatting.shown(text)
+
+
+@register.filter
+def clock(at: datetime) -> str:
+    """``{{ refusal.at|clock }}``: a time to the second, with the date unless it is today's."""
+    from ..admin import formatting
+
+    return formatting.clock(at.timestamp())
+
+
+@register.filter
+def caller(subject: str, names: Mapping[str, str]) -> str:
+    """``{{ refusal.caller|caller:names }}``: a subject with its name in ``caller_names``."""
+    from ..admin.names import caller_text
+
+    return caller_text(subject, names)
+
+
+@register.filter
+def limits(names: Iterable[str]) -> str:
+    """``{{ refusal.limits|limits }}``: names of limits in a line."""
+    from ..admin.names import limits_text
+
+    return limits_text(names)
 
 
 @register.simple_tag(takes_context=True)

@@ -41,33 +41,24 @@ def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
 
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Mapping[str, str]) -> dict[str, Any]:
     """Return what the template shows of a refusal besides its fields; ``users`` names its subjects."""
-    plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
-    policies = policies_of(refusal)
-    links = {
-        pk: model_admin.page_url("change", pk)
-        for pk, policy in policies.items()
-        if model_admin.has_view_permission(request, policy)
-    }
-    at = refusal.at.timestamp()
+    policies, at = policies_of(refusal), refusal.at.timestamp()
+    seen = {pk for pk, policy in policies.items() if model_admin.has_view_permission(request, policy)}
     return {
-        "at": clock(at),
         "tell": what_to_tell(refusal, policies, clock),
-        "caller": caller_text(refusal.caller, users),
-        "plan": shown(plan.name) if plan else "",
+        "plan": Plan.objects.filter(pk=refusal.plan_id or 0).first(),
         "request": " ".join(shown(part) for part in (refusal.method, refusal.route, refusal.scope) if part),
-        "violated": limits_text(refusal.limits),
+        "names": users,
         "buckets": [
             {
                 "bucket": bucket,
                 "title": limits_text([limit_name(bucket)]),
-                "subject": caller_text(bucket.subject, users),
                 "used": bucket.limit - bucket.remaining,
                 "percent": bar_percent(bucket.limit - bucket.remaining, max(1, bucket.limit)),
                 # Nobody knows when a running request ends.
                 "room": ""
                 if bucket.retry_after is None or bucket.rate.concurrent
                 else clock(at + bucket.retry_after),
-                "policy": {"id": bucket.policy_id, "link": links.get(bucket.policy_id or 0, "")},
+                "link": model_admin.page_url("change", bucket.policy_id) if bucket.policy_id in seen else "",
             }
             for bucket in refusal.buckets
         ],
@@ -79,18 +70,18 @@ def refused_places(model_admin: Any, caller: str, found: CallerRefusals | None, 
 
     ``found`` and ``error`` are the reply of ``caller_refusals``.
     """
-    by_place: dict[tuple[str, str], list[Refusal]] = {}
+    by_place: dict[str, list[Refusal]] = {}
     for refusal in found.refusals if found else ():
-        by_place.setdefault((refusal.method, refusal.scope or refusal.route), []).append(refusal)
+        by_place.setdefault(refusal.place, []).append(refusal)
     users = caller_names({refusal.caller for own in by_place.values() for refusal in own})
     places = [_place(model_admin, caller, own, users) for own in by_place.values()]
-    since = found.since if found else None
     return {
         "places": places,
+        "names": users,
         "by_people": any(place["people"] for place in places),
         "places_error": error and unanswered(error, _("Refusals cannot be looked up. Try again later.")),
         "searched": refusals.SEARCHED,
-        "searched_since": since and clock(since.timestamp()),
+        "searched_since": found and found.since,
     }
 
 
@@ -105,22 +96,11 @@ def _place(model_admin: Any, caller: str, own: list[Refusal], users: Mapping[str
         callers[refusal.caller] += refusal.count
     people = [] if callers.keys() == {caller} else [name for name, _count in callers.most_common(_MAX_PEOPLE)]
     return {
-        "name": shown(f"{newest.method} {newest.scope or newest.route}"),
-        "link": model_admin.page_url("explain", query={"id": newest.id}),
-        "last": clock(newest.at.timestamp()),
+        "newest": newest,
         "count": callers.total(),
-        "violated": limits_text(dict.fromkeys(name for refusal in own for name in refusal.limits)),
+        "limits": dict.fromkeys(name for refusal in own for name in refusal.limits),
         "people": [(caller_text(name, users), explain_url(model_admin.admin_site, name)) for name in people],
         "more": len(callers) - len(people) if people else 0,
-        "records": [
-            {
-                "link": model_admin.page_url("explain", query={"id": refusal.id}),
-                "at": clock(refusal.at.timestamp()),
-                "count": refusal.count,
-                "violated": limits_text(refusal.limits),
-                "caller": caller_text(refusal.caller, users) if people else "",
-            }
-            for refusal in (own[:_MAX_RECORDS] if len(own) > 1 else ())
-        ],
+        "records": own[:_MAX_RECORDS] if len(own) > 1 else (),
         "more_records": max(0, len(own) - _MAX_RECORDS),
     }

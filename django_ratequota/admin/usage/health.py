@@ -41,39 +41,31 @@ class HealthPage(AdminPage):
             "problems": [*status.problems, *problems],
             "workers": rows[:_MOST_LISTED],
             "workers_more": max(0, len(rows) - _MOST_LISTED),
-            "servers": [_server(name, info) for name, info in (infos or {}).items()],
+            "servers": [(name, *_cells(info)) for name, info in (infos or {}).items()],
             "outages": self._outages(request, away[:_MOST_LISTED]),
             "outages_more": max(0, len(away) - _MOST_LISTED),
             "days": KEEP_DAYS,
         }
         return self.render(request, "health.html", context)
 
-    def _outages(self, request: Any, away: list[Away]) -> list[dict[str, Any]]:
+    def _outages(self, request: Any, away: list[Away]) -> list[tuple[Any, ...]]:
         """Return the outages, each with those of its policies that decided most."""
         most = [one.most(_ASKED) for one in away]
         seen = policies_by_id((pk for pks in most for pk in pks), self.admin.get_queryset(request))
         return [
-            {
-                "text": outage_text(one),
-                "workers": len(one.workers),
-                "reasons": shown(", ".join(sorted(one.reasons))),
-                "policies": [
-                    (shown(seen[pk]), self.admin.page_url("change", pk), number_text(one.policies[pk].total()))
-                    for pk in pks
-                    if pk in seen
-                ][:_MOST_POLICIES],
-                "more": max(0, len(one.policies) - _MOST_POLICIES),
-            }
+            (
+                *(outage_text(one), one.workers, sorted(one.reasons), max(0, len(one.policies) - _MOST_POLICIES)),
+                [(seen[pk], one.policies[pk].total()) for pk in pks if pk in seen][:_MOST_POLICIES],
+            )
             for one, pks in zip(away, most, strict=True)
         ]
 
 
-def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
-    """Return the row of a Redis server, from its INFO, of which managed servers leave parts out."""
+def _cells(info: dict[str, str]) -> tuple[str, ...]:
+    """Return the cells of a Redis server, from its INFO, of which managed servers leave parts out."""
     product, version = server_version(info)
     keys = ("uptime_in_days", "used_memory_human", "maxmemory_human", "evicted_keys")
-    cells = (f"{product} {version}", *(info.get(key, "–") for key in keys))
-    return {"name": shown(name), "cells": [shown(cell) for cell in cells]}
+    return f"{product} {version}", *(info.get(key, "–") for key in keys)
 
 
 def _problems(name: str, info: dict[str, str]) -> list[str]:

@@ -19,8 +19,8 @@ from ...operations.caller_limits import tightest
 from ...operations.recorded import policies_by_id
 from ...policies.limit_names import limit_name
 from ..explain.overrides import block_links
-from ..formatting import bar_percent, number_text, percent, shown
-from ..names import caller_names, caller_text, endpoint_name, explain_url, limits_text
+from ..formatting import bar_percent, number_text, percent
+from ..names import caller_names, endpoint_name, explain_url, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
 from .chart import chart
 from .status import outage_texts
@@ -118,7 +118,7 @@ class TrafficPage(AdminPage):
         return {
             "callers": [
                 {
-                    "name": caller_text(top.caller, names),
+                    "caller": top.caller,
                     "url": explain_url(self.site, top.caller, endpoint or ""),
                     "cells": cells(top.counts),
                     "block": blocks.get((top.caller, "")),
@@ -127,17 +127,10 @@ class TrafficPage(AdminPage):
                 for top in callers
             ],
             "refusals": [
-                {
-                    "explain": one.id and self.admin.page_url("explain", query={"id": one.id}),
-                    "refusal": one,
-                    "caller": caller_text(one.caller, names),
-                    "url": explain_url(self.site, one.caller),
-                    "what": shown(f"{one.method} {one.scope or one.route}"),
-                    "violated": limits_text(one.limits) if hidden.isdisjoint(one.against) else "–",
-                    "block": blocks.get((one.caller, one.ip)),
-                }
+                (one, explain_url(self.site, one.caller), blocks.get((one.caller, one.ip)), hidden & {*one.against})
                 for one in refusals
             ],
+            "names": names,
         }
 
 
