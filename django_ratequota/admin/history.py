@@ -15,9 +15,9 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Plan, PolicyChange
 from ..operations.recorded import KINDS, object_name
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .diff import describe, kind_name, kinds
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import reason_text, shown, time_column
+from .saves import describe, kind_name, kinds
 from .search import MOST_NAMED
 from .tools import Unlisted
 

@@ -11,10 +11,10 @@ from django.utils.translation import gettext
 
 from ..models import Endpoint, PlanAssignment, PolicyChange, RatePolicy
 from ..monitoring import timeline
-from .diff import describe
 from .formatting import moment, number_text, percent
 from .names import caller_names, caller_text, endpoint_name, explain_url
 from .pages import may_view, mode_text, model_url, reply
+from .saves import describe
 from .usage.status import Status, current_status, outage_texts
 from .usage.traffic import most_refused, sum_counts
 

@@ -38,7 +38,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         "roll_out.RollOutPage",
         "estimate.ImpactPage",
         "usage.traffic.TrafficPage",
-        "usage.health.HealthPage",
+        "usage.status.HealthPage",
         "quotas.QuotasPage",
         "subjects.SubjectsPage",
         "quota_history.QuotaHistoryPage",

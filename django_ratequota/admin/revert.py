@@ -24,10 +24,10 @@ from ..models import PolicyChange, RatePolicy
 from ..operations.recorded import KINDS, Words, who_changed
 from ..operations.revert import Revert, Step, apply, of_object, of_save, plan
 from .base import ReasonField
-from .diff import kind_name
 from .formatting import moment
 from .pages import AdminPage
 from .permissions import lacking, permission_name
+from .saves import kind_name
 
 #: Maximum number of objects that the page compares (the command undoes larger saves), and that it lists.
 MOST, _LISTED = 2_000, 50
