@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
@@ -17,7 +16,7 @@ from ..changes.writer import changed_by
 from ..models import Plan, PlanAssignment
 from ..policies.facts import Assignment, UserEntry, as_stored, assignment_facts, to_datetime, to_us
 from .overrides import this_second
-from .subjects import find_accounts, only_account
+from .subjects import find_accounts, only_account, subject_of
 
 _NEVER = 2**63
 #: The customer's assignments, each with what becomes of it; None = it is deleted.
@@ -81,13 +80,11 @@ def assign(
 
 def _owner(customer: Any) -> dict[str, Any]:
     """Return the field of a ``PlanAssignment`` that says whose it is. Raises ``ValidationError``."""
-    if isinstance(customer, get_user_model()):
-        return {"user_id": customer.pk}
-    if not isinstance(customer, str):
-        raise TypeError(f"customer is a user or a subject such as 'tenant:acme', not {customer!r:.100}")
-    if not customer.startswith("user:"):
-        return {"subject": customer}
-    subject, _name = only_account(find_accounts([customer]).get(customer, {}))
+    subject = subject_of(customer)
+    if not subject.startswith("user:"):
+        return {"subject": subject}
+    if isinstance(customer, str):
+        subject, _name = only_account(find_accounts([subject]).get(subject, {}))
     return {"user_id": subject.removeprefix("user:")}
 
 

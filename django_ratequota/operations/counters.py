@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Literal
 
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
@@ -36,6 +35,7 @@ from ..policies.requests.caller import UNKNOWN, DescribedCaller, failed_kind
 from ..runtime import default_limiter
 from ..store.base import Call
 from .explain import explain_caller
+from .subjects import subject_of
 
 #: Most characters of a key.
 MAX_KEY = 64
@@ -221,7 +221,7 @@ def refund(
         return made
     if type(units) is not int or units < 1:
         raise ValidationError(_("The units are a whole number, 1 or more."))
-    found, first_day = _counters(_subject_of(customer), endpoint, period, first_day)
+    found, first_day = _counters(_counted(customer), endpoint, period, first_day)
     counted = [bucket for bucket in found if bucket.rate.counts == "units"] or found
     return give_back(counted, units, reason, first_day=first_day, key=key)
 
@@ -238,17 +238,13 @@ def reset(
     """Refund all that a calendar limit has counted, in units and in requests; see ``refund``."""
     if key and (made := made_with(key)):
         return made
-    found, first_day = _counters(_subject_of(customer), endpoint, period, first_day)
+    found, first_day = _counters(_counted(customer), endpoint, period, first_day)
     return give_back(found, None, reason, first_day=first_day, key=key)
 
 
-def _subject_of(customer: Any) -> str:
-    """Return the subject as counters have it; raises ``ValidationError``."""
-    if isinstance(customer, get_user_model()):
-        return f"user:{customer.pk}"
-    if not isinstance(customer, str):
-        raise TypeError(f"customer is a user or a subject such as 'tenant:acme', not {customer!r:.100}")
-    kind, _colon, value = customer.partition(":")
+def _counted(customer: Any) -> str:
+    """Return the customer's subject as counters have it; raises ``ValidationError``."""
+    kind, _colon, value = subject_of(customer).partition(":")
     if not kind or not value:
         raise ValidationError(_("Enter a subject such as user:42 or tenant:acme."))
     return f"{kind}:{short(value)}"

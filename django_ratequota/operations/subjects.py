@@ -84,6 +84,15 @@ def find_accounts(texts: Iterable[str]) -> dict[str, dict[str, str]]:
     return found
 
 
+def subject_of(customer: Any) -> str:
+    """Return the subject of a customer, a user or a subject already; raises ``TypeError``."""
+    if isinstance(customer, get_user_model()):
+        return f"user:{customer.pk}"
+    if not isinstance(customer, str):
+        raise TypeError(f"customer is a user or a subject such as 'tenant:acme', not {customer!r:.100}")
+    return customer
+
+
 def only_account(matches: Mapping[str, str]) -> tuple[str, str]:
     """Return the subject and the name of the only match; raises ``ValidationError`` with none and with several.
 

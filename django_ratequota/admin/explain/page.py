@@ -10,7 +10,7 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ...models import Endpoint, Plan
+from ...models import Endpoint, Plan, RatePolicy
 from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
 from ...operations.explain import MOST_ENDPOINTS, ExplainQuery, Explanation, idle_policies, many_clients
@@ -165,13 +165,7 @@ class ExplainPage(AdminPage):
             "own": resets and any("slots" in row or ("id" in row and not row.get("shared")) for row in counters),
             "lost_policies": [policy for policy in policies.values() if not policy["won"]],
             "idle_policies": [
-                {
-                    "id": row.pk,
-                    "link": self.admin.page_url("change", row.pk),
-                    "audience": audience_text(row, users),
-                    "what": f"{endpoint_text(row.endpoint)}: {shown(row.rates)}",
-                    "reason": why,
-                }
+                self._policy(row.pk, row, users, row.rates, why, seen=True)
                 for row, why in idle_policies(explanation)
                 if self.admin.has_view_permission(request, row)
             ],
@@ -189,15 +183,19 @@ class ExplainPage(AdminPage):
             pk, row = one.policy.id, rows.get(one.policy.id)  # None = deleted since the snapshot was taken
             seen = row is not None and self.admin.has_view_permission(request, row)
             if one.won or seen:
-                found[pk] = {
-                    "id": pk,
-                    "link": self.admin.page_url("change", pk) if seen else "",
-                    "audience": audience_text(row, users) if row else "—",
-                    "what": f"{endpoint_text(row.endpoint if row else None)}: {shown(one.policy.text)}",
-                    "won": one.won,
-                    "reason": shown(one.reason),
-                }
+                found[pk] = self._policy(pk, row, users, one.policy.text, one.reason, seen=seen) | {"won": one.won}
         return found
+
+    def _policy(
+        self, pk: int, row: RatePolicy | None, users: Mapping[str, str], rates: str, reason: str, *, seen: bool
+    ) -> dict[str, Any]:
+        return {
+            "id": pk,
+            "link": self.admin.page_url("change", pk) if seen else "",
+            "audience": audience_text(row, users) if row else "—",
+            "what": f"{endpoint_text(row.endpoint if row else None)}: {shown(rates)}",
+            "reason": shown(reason),
+        }
 
 
 def _subjects(refusal: Refusal | None, explanation: Explanation | None) -> set[str]:
