@@ -33,7 +33,7 @@ class _FreshField(forms.BoundField):
         """Return the value to show."""
         form: Any = self.form
         if self.name in form.kept:
-            return self.field.prepare_value(form.current[self.name].initial)
+            return self.field.prepare_value(form.rendered(form.stored, self.name))
         return super().value()
 
     def as_widget(self, *args: Any, **kwargs: Any) -> SafeString:
@@ -50,8 +50,6 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: The form with the values that are stored now; this one, unless they were changed since it was made.
-        self.current: FreshForm = self
         self._deleted = False
         #: The stored values of the form's fields; None where the object is not stored.
         self.stored: dict[str, Any] | None = None
@@ -71,14 +69,13 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
         if not self.is_bound or self.stored is None or self.seen is None:
             return changed
         own = self.stored.keys() & self.fields.keys()
-        then = self if self.seen == self.stored else self._form_of(self.instance, self.seen)
-        mine = {name for name in own & self.seen.keys() if self._differs(name, then)}
+        mine = {name for name in own & self.seen.keys() if self._differs(name, self.seen)}
         if mine:
             self._lock()
         return [
             name
             for name in self.fields
-            if (name in mine and self._differs(name, self.current)) or (name in changed and name not in own)
+            if (name in mine and self._differs(name, self.stored)) or (name in changed and name not in own)
         ]
 
     @property
@@ -94,10 +91,8 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
         pk = self.data.get(self.add_prefix(model._meta.pk.name))
         if pk is None:
             return True
-        row = model(pk=primary_key(model, pk))
-        seen = self._seen_of(row)
-        then = seen and self._form_of(row, seen)
-        return bool(then) and not any(self._differs(name, then) for name in self.fields.keys() & seen.keys())
+        seen = self._seen_of(model(pk=primary_key(model, pk)))
+        return bool(seen) and not any(self._differs(name, seen) for name in self.fields.keys() & seen.keys())
 
     def full_clean(self) -> None:
         """Validate what will be stored; refuse what somebody else changed meanwhile."""
@@ -145,15 +140,14 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
         names = {field.name for field in instance._meta.concrete_fields} & self.base_fields.keys()
         return {name: value for name, value in field_values(instance).items() if name in names}
 
-    def _form_of(self, instance: Any, seen: dict[str, Any] | None = None) -> FreshForm:
-        """Return the form as it is rendered for the object, with ``seen`` instead of its stored values."""
-        values = (seen or {}).items()
-        initial = {name: read_value(instance._meta.get_field(name), value) for name, value in values}
-        return type(self)(instance=instance, initial=initial)
+    def rendered(self, values: dict[str, Any], name: str) -> Any:
+        """Return the initial value of the field in a form of an object with these stored values."""
+        value = read_value(self.instance._meta.get_field(name), values[name])
+        return forms.Form(initial={name: value}).get_initial_for_field(self.fields[name], name)
 
-    def _differs(self, name: str, form: FreshForm) -> bool:
-        """Return whether the sent value of a field is not that of the form."""
-        initial, sent = (_with_line_ends(value) for value in (form[name].initial, self[name].data))
+    def _differs(self, name: str, values: dict[str, Any]) -> bool:
+        """Return whether the sent value of a field is not that of an object with these stored values."""
+        initial, sent = (_with_line_ends(value) for value in (self.rendered(values, name), self[name].data))
         return bool(self.fields[name].has_changed(initial, sent))
 
     def _lock(self) -> None:
@@ -164,7 +158,6 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
         if row is None or (values := self._values(row)) == self.stored:
             return
         self.stored = values
-        self.current = self._form_of(row)
         for field in model._meta.concrete_fields:
             setattr(self.instance, field.attname, getattr(row, field.attname))
 
