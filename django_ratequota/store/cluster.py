@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import redis.exceptions
 from redis.crc import key_slot
 
 from ..exceptions import StoreError
@@ -87,12 +86,12 @@ class ClusterStore(Store):
                     yield Pause(_MOVING_SECONDS)
                     node, asking, redirections = self._owner(slot), False, 0
                     continue
-                to = error.__cause__
-                if not isinstance(to, redis.exceptions.AskError) or redirections == _REDIRECTIONS:
+                if error.reason not in ("ask", "moved") or redirections == _REDIRECTIONS:
                     raise
                 redirections += 1
-                # An empty host means the one that replied.
-                node = self._node_named((to.host or node.host, int(to.port)))
+                # "MOVED 3999 host:port", with or without its prefix; an empty host means the one that replied.
+                host, _, port = str(error.__cause__).rpartition(" ")[2].rpartition(":")
+                node = self._node_named((host or node.host, int(port)))
                 asking = error.reason == "ask"
                 if not asking:
                     self._stale = True

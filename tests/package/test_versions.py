@@ -83,6 +83,8 @@ def test_the_installation_page_names_the_supported_versions() -> None:
     tested = {name: re.search(r"\((.+) are tested\)", table[name])[1] for name in ("Redis", "Valkey")}  # type: ignore[index]
     shown = {f"{name} {version}" for name, cell in tested.items() for version in re.findall(r"\d\.\d", cell)}
     assert shown == {re.sub(r"(\d)(\d)$", r" \1.\2", server).capitalize() for server in leg.SERVERS}
+    clients = re.findall(r"[\d.]+(?=, | and \d| are tested)", table["redis-py"])
+    assert {f"redispy{version.replace('.', '')}" for version in clients} == factors(r"redispy\d+")
     named = [name.strip("`") for name in extras if name.startswith("`") and "pip" not in name]
     assert named == list(project["optional-dependencies"])
 

@@ -46,6 +46,7 @@ PARTS = {
         enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_tls
         faults/test_dead_links faults/test_distance faults/test_djangos_cache engine/test_memory
         engine/test_calendar_windows""",
+    "deployments": "faults/test_cluster faults/test_failover",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         front/test_throttle_scope front/test_rest_decorators enforcement/test_modes
         front/test_headers front/test_responses checks/test_store checks/test_server_settings checks/test_network
@@ -87,7 +88,7 @@ def tests_of(factors: Iterable[str]) -> list[str]:
     elif "uuid" in factors:
         parts = ("users", "database")
     else:
-        parts = ("engine", "requests")
+        parts = ("engine", "deployments", "requests")
     left_out = [f"--deselect=tests/{name}" for name in NUMBERED] if "uuid" in factors else []
     return [f"tests/{name}.py" for part in parts for name in PARTS[part].split()] + left_out
 
