@@ -90,8 +90,8 @@ docs: $(VENV)/.docs ## Build the documentation as a site in docs/_build; warning
 pages: $(VENV)/.test ## Write what the pages take from the code anew: tables of settings, commands and fields, plots
 	@$(BIN)/python -m docs.generate
 
-adopt: ## Run NetBox's and Healthchecks' tests with the app and without, and compare what fails (NETBOX=clone HEALTHCHECKS=clone ARGS="users core")
-	@$(if $(NETBOX),tests/postgresql.sh) tests/adopt/run.sh $(ARGS)
+adopt: ## Run other projects' tests with the app and without, and compare what fails (NETBOX=clone PLANE=clone ARGS="users core")
+	@$(if $(NETBOX)$(PLANE)$(BASEROW),tests/postgresql.sh) tests/adopt/run.sh $(ARGS)
 
 wheel: ## Build sdist and wheel, install them in an empty environment and use them there (BUILT=folder has them already)
 	@PYTHON=$(PYTHON) BUILT=$(BUILT) tests/wheel.sh

@@ -9,7 +9,7 @@ from django_ratequota.testing import embedded_server
 
 globals().update({name: value for name, value in vars(configuration_testing).items() if name.isupper()})
 __file__ = configuration_testing.__file__  # a test looks where the configuration is
-_postgres, _redis = urlsplit(os.environ["DATABASE_URL"]), urlsplit(embedded_server())
+_postgres, _redis = urlsplit(os.environ["ADOPT_DATABASE"]), urlsplit(embedded_server())
 DATABASES = {
     "default": {
         "NAME": "netbox",
