@@ -615,7 +615,7 @@ def test_a_master_that_hangs_delays_no_bills_and_no_counters_of_others(
     """Rows waited for 10 s, a clean exit left 814 of 842 units, and what had been raised stayed due."""
     process, other = Process(environment), Process(environment)
     try:
-        settings = settings_of(patient, TIMEOUT=0.1, CHECKPOINT_SECONDS=1)
+        settings = settings_of(patient, TIMEOUT=0.3, CHECKPOINT_SECONDS=1)
         users = process.run(_CUSTOMERS.format(settings=settings))
         owners = {
             pk: patient.owner(bucket_key("rqtest", Bucket(f"user:{pk}", Rate.parse("1/month")))) for pk in users
