@@ -21,10 +21,10 @@ Callback = TypeVar("Callback", bound=Callable[[], object])
 pid = os.getpid()
 #: Return what to call in a child, or None once the object of a method is gone; in the order of registration.
 _callbacks: list[Callable[[], Callable[[], object] | None]] = []
-_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
-#: Those that a fork takes first; and those it has taken, by thread.
-_quiet: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
-_taken: dict[int, list[threading.Lock]] = {}
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Those that a fork takes first; and those it has taken, by thread, for each of its forks: a signal's may be within.
+_quiet: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
+_taken: dict[int, list[list[threading.RLock]]] = {}
 #: Most seconds that a fork waits for them.
 QUIET_SECONDS = 1.0
 #: Held by the thread that renews a child's state, for which its other threads wait; by process id, because a lock
@@ -81,28 +81,36 @@ def lock() -> threading.Lock:
     return made
 
 
-def quiet_lock() -> threading.Lock:
+def quiet_lock() -> threading.RLock:
     """Return a lock for what should not be half done in a forked child: a fork waits for it, a second at most.
+
+    A fork by the thread that holds it does not wait.
 
     A library in C has its own locks, which the thread that held them leaves locked in the child: SQLite's for all
     connections, OpenSSL's, those of the resolver of names. An exception may end the waiting fork's functions at any
     line, so whatever holds the lock else takes it with a timeout as well.
     """
-    made = lock()
+    made = threading.RLock()
+    _locks.add(made)
     _quiet.add(made)
     return made
 
 
 def _take_quiet() -> None:
+    taken: list[threading.RLock] = []
     until = time.monotonic() + QUIET_SECONDS
-    _taken[threading.get_ident()] = [
-        held for held in list(_quiet) if held.acquire(timeout=max(until - time.monotonic(), 0.0))
-    ]
+    _taken.setdefault(threading.get_ident(), []).append(taken)
+    for held in list(_quiet):
+        if held.acquire(timeout=max(until - time.monotonic(), 0.0)):
+            taken.append(held)
 
 
 def _release_quiet() -> None:
-    for held in _taken.pop(threading.get_ident(), ()):
+    own = threading.get_ident()
+    for held in _taken[own].pop():
         held.release()
+    if not _taken[own]:
+        del _taken[own]
 
 
 def check() -> None:
@@ -118,7 +126,7 @@ def check() -> None:
         try:
             _taken.clear()
             for held in list(_locks):
-                held._at_fork_reinit()  # type: ignore[attr-defined]
+                held._at_fork_reinit()
             for callback in [alive for reference in list(_callbacks) if (alive := reference())]:
                 callback()
             pid = own  # last, so that after an exception the next door begins again

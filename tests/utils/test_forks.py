@@ -74,14 +74,59 @@ child = os.fork()
 if not child:
     os._exit(not (done.is_set() and lock.acquire(blocking=False)))
 _, status = os.waitpid(child, 0)
-assert lock.acquire(blocking=False)
 assert status == 0, status
+thread.join()
+thread = threading.Thread(target=lock.acquire)
+thread.start()
+thread.join()
 began_at = time.monotonic()
 child = os.fork()
 if not child:
     os._exit(not lock.acquire(blocking=False))
 assert os.waitpid(child, 0)[1] == 0
 assert 1 <= time.monotonic() - began_at < 2
+"""
+
+#: The holder's own functions may fork, and so may signals that arrive during a fork.
+WITHIN = """
+import os, threading, time
+
+def nested():
+    if not forked:
+        forked.append(True)
+        fork()
+
+forked = [True]
+os.register_at_fork(before=nested)  # begun after those of later registrations
+from django_ratequota.utils import forks
+
+locks = [forks.quiet_lock(), forks.quiet_lock()]
+
+def fork():
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+began_at = time.monotonic()
+with locks[0]:
+    fork()
+forked.clear()
+fork()
+assert time.monotonic() - began_at < 0.9
+
+class Broken:
+    def acquire(self, timeout):
+        raise OSError
+    _at_fork_reinit = print
+
+forks._quiet = [*locks, Broken()]
+fork()
+free = []
+thread = threading.Thread(target=lambda: free.extend(lock.acquire(blocking=False) for lock in locks))
+thread.start()
+thread.join()
+assert free == [True, True], free
 """
 
 
@@ -96,6 +141,12 @@ def run(code: str) -> tuple[int, str]:
 
 def test_a_fork_waits_for_what_must_not_be_half_done_in_the_child_a_second_at_most() -> None:
     assert run(WAITING) == (0, "")
+
+
+def test_a_fork_waits_for_nothing_that_its_own_thread_holds_and_leaves_no_lock_taken() -> None:
+    code, errors = run(WITHIN)
+    assert code == 0, errors
+    assert errors.count("OSError") == 1
 
 
 @pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
