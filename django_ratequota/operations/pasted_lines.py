@@ -43,7 +43,7 @@ _NAMES = [
     names.split(", ")
     for names in (
         "who, member, subject, user, user name, username, login, email, e mail, email address, customer",
-        "end, ends, ends at, until",
+        "end, ends, ends at, end date, until, valid until, expires, expires at, expiry, expiry date",
         "reason, why, comment, note",
     )
 ]
@@ -94,14 +94,17 @@ def _csv_lines(source: StringIO) -> Iterator[Line]:
     source.seek(0)
     rows = csv.reader(source, delimiter=separator[1] if separator else ",", strict=True)
     begun = 1
-    places: list[int | None] = [0, 1, 2]
+    usual: list[int | None] = [0, 1, 2]
+    places: list[int | None] = []  # not known before the first line that is neither empty nor a comment
     try:
         for row in rows:
             cells = [" ".join(cell.splitlines()).strip() for cell in row]
-            if begun == 1 and (named := _places(cells)):
+            if not places and (named := _places(cells)):
                 places = named
             else:
-                yield Line(begun, *("" if at is None or at >= len(cells) else cells[at] for at in places))
+                if not places and cells and cells[0][:1] not in {"", "#"}:
+                    places = usual
+                yield Line(begun, *("" if at is None or at >= len(cells) else cells[at] for at in places or usual))
             begun = rows.line_num + 1
     except csv.Error as error:
         words = {"number": begun, "problem": error}

@@ -100,9 +100,8 @@ def _take_quiet() -> None:
     taken: list[threading.RLock] = []
     until = time.monotonic() + QUIET_SECONDS
     _taken.setdefault(threading.get_ident(), []).append(taken)
-    for held in list(_quiet):
-        if held.acquire(timeout=max(until - time.monotonic(), 0.0)):
-            taken.append(held)
+    # What was taken before an exception is in the list already.
+    taken.extend(held for held in list(_quiet) if held.acquire(timeout=max(until - time.monotonic(), 0.0)))
 
 
 def _release_quiet() -> None:
