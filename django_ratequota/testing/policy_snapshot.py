@@ -23,7 +23,8 @@ class Policy:
     """
 
     def __init__(self, rates: str, **fields: Any) -> None:
-        if refer := {"endpoint", "user", "subject_list", "plan"} & fields.keys():
+        relations = {field for field in RatePolicy._meta.fields if field.is_relation}
+        if refer := {name for field in relations for name in (field.name, field.attname)} & fields.keys():
             raise TypeError(f"{', '.join(sorted(refer))}: save a RatePolicy for this, and test with isolated()")
         self.fields = {"rates": rates, **fields}
 

@@ -141,7 +141,8 @@ class TestPolicies:
         assert limits == [[1, 9], [1]]
 
     def test_what_refers_to_rows_needs_the_database(self) -> None:
-        for name in ("user", "plan", "subject_list", "endpoint"):
+        """Regression: a policy with ``user_id`` applied to everyone, and one with ``plan_id`` to nobody."""
+        for name in ("user", "plan", "subject_list", "endpoint", "user_id", "plan_id"):
             with pytest.raises(TypeError, match=rf"^{name}: save a RatePolicy for this, and test with isolated\(\)$"):
                 Policy("3/min", **{name: None})
 
