@@ -124,8 +124,9 @@ def _boosted_by(explanation: Explanation) -> str:
 
 
 def is_boost(policy: PolicyFacts) -> bool:
-    """Whether the policy is for a user or a subject, and ends, as boosts do and a customer's own limits do not."""
-    return bool(policy.user or policy.subject) and policy.ends_us is not None and policy.rates != BLOCKED
+    """Whether the policy is for a user or a subject, enforced, and dated, unlike most of a customer's own limits."""
+    dated = policy.starts_us is not None and policy.ends_us is not None
+    return bool(policy.user or policy.subject) and dated and policy.mode == "enforce" and policy.rates != BLOCKED
 
 
 def boosts_in_force(explanation: Explanation, policy_ids: Collection[str]) -> dict[str, RatePolicy]:

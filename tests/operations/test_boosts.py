@@ -266,13 +266,22 @@ def test_a_boost_is_ended_where_explain_shows_it(operator: Client, alice: User, 
     assert "That boost has already ended." in words_of(again)
 
 
-def test_a_limit_of_the_customers_own_is_not_ended_as_a_boost(operator: Client, alice: User) -> None:
-    own = RatePolicy.objects.create(user=alice, endpoint=plan_policy().endpoint, rates="50/hour, 500/day")
+@pytest.mark.parametrize("dated", ["", "from no date on", "log only"])
+def test_a_limit_of_the_customers_own_is_not_ended_as_a_boost(operator: Client, alice: User, dated: str) -> None:
+    """Boosts are enforced, and begin and end at a time."""
+    own = RatePolicy.objects.create(
+        user=alice,
+        endpoint=plan_policy().endpoint,
+        rates="50/hour, 500/day",
+        mode="log" if dated == "log only" else "enforce",
+        starts_at=timezone.now() - timedelta(days=1) if dated == "log only" else None,
+        ends_at=(end := timezone.now() + timedelta(days=90) if dated else None),
+    )
     assert "End it…" not in explain(operator, user=alice.pk, endpoint="search")
     page = words_of(operator.post(boost_url(alice, own), {"end": own.pk}, follow=True))
     assert "That boost has already ended." in page
     own.refresh_from_db()
-    assert own.ends_at is None
+    assert own.ends_at == end
 
 
 def test_a_colleagues_boost_is_named_where_the_page_was_open(operator: Client, alice: User) -> None:
