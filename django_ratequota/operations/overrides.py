@@ -149,8 +149,8 @@ def refuse_lower(boost: RatePolicy, winner: RatePolicy) -> None:
 
 
 def _less(new: tuple[Rate, ...], old: tuple[Rate, ...]) -> bool:
-    before = {(rate.concurrent, rate.counts, rate.period): rate.limit for rate in old}
-    same = (rate.limit < before.get((rate.concurrent, rate.counts, rate.period), 0) for rate in new)
+    before = {(rate.concurrent, rate.counts, rate.period): (rate.limit, rate.capacity) for rate in old}
+    same = ((rate.limit, rate.capacity) < before.get((rate.concurrent, rate.counts, rate.period), ()) for rate in new)
     lowest = (min((rate.limit / rate.period_us for rate in rates), default=0) for rates in (new, old))
     return any(same) or operator.lt(*lowest)
 
