@@ -166,8 +166,13 @@ def _change(section: Section, changes: list[Change], using: str) -> None:
     freed = {"name", "default_for"} if section is PLANS else set[str]()
     for pk in before if freed else ():
         unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
+    equal: dict[Any, list[Any]] = {}
     for change in changes:
-        unrecorded.filter(pk=change.row.pk).update(**change.entry.model_values(freed | change.new_values.keys()))
+        values = change.entry.model_values(sorted(freed | change.new_values.keys()))
+        equal.setdefault(tuple(values.items()), []).append(change.row.pk)
+    for values, pks in equal.items():
+        for batch in in_batches(pks):
+            unrecorded.filter(pk__in=batch).update(**dict(values))
     for batch in in_batches(list(before)):
         after = rows_by_pk(section.model, batch, using)
         write_changes([(before[pk], row) for pk, row in after.items()], using)

@@ -11,7 +11,7 @@ from django.core.management import CommandError
 from django.db import connection, models
 from django.test.utils import CaptureQueriesContext
 
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
 from django_ratequota.runtime import default_limiter
 from tests.policyfile.examples import SAMPLE, export, refused
@@ -90,6 +90,18 @@ NEWER = (
     .replace("name: Pro", "name: Gold")
     .replace("policies:\n", "policies:\n  - endpoint: search\n    rates: 1/s\n    plan: pro\n    counted_per: ip\n")
 )
+
+
+def test_equal_edits_of_many_objects_take_few_queries() -> None:
+    """Regression: an update of each row made a file of 5,000 edits 5,120 queries, with all rows locked."""
+    policies = [RatePolicy(subject=f"ip:203.0.113.{host}", counted_per="ip", rates="1/s") for host in range(200)]
+    RatePolicy.objects.bulk_create(policies)
+    text = export().replace("rates: 1/s", "rates: 2/s", 150).replace("rates: 1/s", "rates: 3/s")
+    with CaptureQueriesContext(connection) as queries:
+        apply_file(text)
+    assert len(queries) < 50
+    assert export() == text
+    assert PolicyChange.objects.filter(action="update").count() == 200
 
 
 def test_only_new_leaves_what_operators_have_changed(sample: None, file: Any, published: list[int | None]) -> None:
