@@ -221,7 +221,7 @@ def sources_of(ids: set[int]) -> dict[int, Source]:
         before = deleted.get(pk, {})
         plan = before.get("plan")
         name = "" if before and not plan else names.get(plan) or _("policy %s (deleted)") % pk
-        found[pk] = Source(plan, name, before.get("counted_per", ""), "")
+        found[pk] = Source(plan, name, before.get("counted_per", ""), before.get("mode", ""))
     return found
 
 

@@ -13,7 +13,8 @@ from operator import attrgetter
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models import CharField, Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Cast
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -48,15 +49,23 @@ class Month:
 
 
 def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
-    """Return the windows of what the caller counts as, without those of policies in log mode; each has its ``scope``.
+    """Return the windows of what the caller counts as; each has its ``scope``.
 
-    Not those of its address, which may have been somebody else's.
+    Not those of policies that are, or were when they were deleted, in log mode, nor those of its address, which may
+    have been somebody else's.
     """
     values = {kind: caller.value(kind) for kind in ("user", *settings.identifiers) if is_verified(kind)}
     subjects = [f"{kind}:{value}" for kind, value in values.items() if value]
     logged = RatePolicy.objects.filter(pk=OuterRef("policy_id"), mode=RatePolicy.Mode.LOG)
+    deleted = PolicyChange.objects.filter(
+        model="ratepolicy",
+        object_id=Cast(OuterRef("policy_id"), CharField()),
+        action=PolicyChange.Action.DELETE,
+        before__mode=RatePolicy.Mode.LOG.value,
+    )
     scope = Endpoint.objects.filter(pk=OuterRef("endpoint_id")).values("name")
-    windows: QuerySet[QuotaWindow] = QuotaWindow.objects.filter(~Exists(logged), subject__in=subjects)
+    shown = ~Exists(logged) & ~Exists(deleted)
+    windows: QuerySet[QuotaWindow] = QuotaWindow.objects.filter(shown, subject__in=subjects)
     return windows.annotate(scope=Subquery(scope))
 
 
@@ -118,7 +127,7 @@ class InvoiceLine:
     #: Charged minus refunded units, and the part of them above the limit that was in force on their day.
     used: int
     over: int
-    #: The policy's mode now; "" = it is deleted.
+    #: The policy's mode now, or when it was deleted; "" = no longer known.
     mode: str
     #: The days in TIME_ZONE on which the first window began and the last one ends: 15 October and 15 November.
     begins: date

@@ -207,6 +207,20 @@ def test_the_days_of_a_month_are_those_that_operators_see(client: Client, alice:
     assert "days" not in history(client, period="month")[0]
 
 
+def test_usage_of_a_log_only_policy_stays_hidden_when_it_is_deleted(client: Client, alice: User) -> None:
+    """Regression: the customer saw that it had exceeded a limit that was never in force."""
+    own, trial = RatePolicy.objects.create(rates="100/month"), RatePolicy.objects.create(rates="5/month", mode="log")
+    client.force_login(alice)
+    month = window(f"user:{alice.pk}", policy_id=trial.pk, rate="5/month")
+    assert history(client) == []
+    trial.delete()
+    assert history(client) == []
+    of_day(month, date(2025, 10, 3), 10)
+    QuotaWindow.objects.update(policy_id=own.pk)
+    [found] = history(client, days="1")
+    assert [day["used"] for day in found["days"]] == [line["used"] for line in found["lines"]] == [30]
+
+
 def test_it_shares_the_limit_of_the_usage_endpoint(client: Client) -> None:
     usage = Endpoint.objects.create(name="usage")
     RatePolicy.objects.create(endpoint=usage, rates="2/hour")

@@ -104,7 +104,7 @@ def test_a_line_has_what_a_bookkeeper_needs() -> None:
     endpoint = str(search.pk)
     search.delete()
     [line] = lines()
-    assert (line.endpoint, line.plan, line.counted_per, line.mode) == ("#" + endpoint, "Pro", "tenant", "")
+    assert (line.endpoint, line.plan, line.counted_per, line.mode) == ("#" + endpoint, "Pro", "tenant", "log")
 
 
 def test_a_downgrade_has_a_line_for_each_plan(settings: Any) -> None:
