@@ -78,9 +78,9 @@ def test_a_customers_limit_is_raised_until_friday(desk: Desks, scene: Scene) -> 
     end = timezone.localtime(boost.ends_at)
     assert (end.date(), end.time()) == (friday, time(23, 59, 59))
     with own.task(actions=2):
-        page.get_by_role("link", name="Boosted until").click()
+        page.get_by_role("link", name="In force until").click()
         page.get_by_role("button", name="End it").click()
-        expect(page.locator(".messagelist .success")).to_contain_text("The boost of user carol has ended.")
+        expect(page.locator(".messagelist .success")).to_contain_text("The override has ended: user carol.")
     assert ask(page, "carol").status == 429
 
 

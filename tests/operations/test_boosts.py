@@ -252,19 +252,19 @@ def test_a_boost_is_ended_where_explain_shows_it(operator: Client, alice: User, 
     text = explain(operator, user=alice.pk, endpoint="search")
     boost = RatePolicy.objects.get(user=alice)
     assert re.search(
-        rf'<a href="{re.escape(boost_url(alice, boost)).replace("&", "&(?:amp;)?")}">Boosted until .* UTC: End it…',
+        rf'<a href="{re.escape(boost_url(alice, boost)).replace("&", "&(?:amp;)?")}">In force until .* UTC: End it…',
         text,
     )
     page = words_of(operator.get(boost_url(alice, boost)))
     assert "search: user alice: Ticket 4711" in page
     assert ("Yes, boost" in page) is (rates != "unlimited")
     done = words_of(operator.post(boost_url(alice, boost), {"end": boost.pk, "change_reason": "Solved"}, follow=True))
-    assert "The boost of user alice has ended." in done
+    assert "The override has ended: user alice." in done
     change = PolicyChange.objects.latest("pk")
     assert (change.object_id, change.action, change.reason) == (str(boost.pk), "update", "Solved")
     assert not ExplainQuery(user_id=str(alice.pk), endpoint="search").explain().resolution.winners[0].user
     again = operator.post(boost_url(alice, boost), {"end": boost.pk}, follow=True)
-    assert "That boost has already ended." in words_of(again)
+    assert "That override has already ended." in words_of(again)
 
 
 @pytest.mark.parametrize("dated", ["", "from no date on", "log only"])
@@ -280,7 +280,7 @@ def test_a_limit_of_the_customers_own_is_not_ended_as_a_boost(operator: Client, 
     )
     assert "End it…" not in explain(operator, user=alice.pk, endpoint="search")
     page = words_of(operator.post(boost_url(alice, own), {"end": own.pk}, follow=True))
-    assert "That boost has already ended." in page
+    assert "That override has already ended." in page
     own.refresh_from_db()
     assert own.ends_at == end
 

@@ -173,8 +173,8 @@ class BoostPage(CallerPage, OverridePage):
     name = "boost"
     title, button = _("Boost"), _("Yes, boost")
     lead = _("Temporary overrides. They end by themselves. Units already used stay used.")
-    ended = _("The boost of %(audience)s has ended.")
-    gone = _("That boost has already ended.")
+    ended = _("The override has ended: %(audience)s.")
+    gone = _("That override has already ended.")
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may grant overrides."""
@@ -235,7 +235,7 @@ class BoostPage(CallerPage, OverridePage):
 
     def until(self, override: RatePolicy) -> str:
         """Return until when the boost lasts."""
-        return gettext("Boosted until %(end)s") % {"end": moment(override.ends_at)}
+        return gettext("In force until %(end)s") % {"end": moment(override.ends_at)}
 
     def _rates(self, request: Any, winner: RatePolicy, boost: RatePolicy) -> Any:
         """Return the field of the boost's rates."""
