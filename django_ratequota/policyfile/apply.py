@@ -14,7 +14,7 @@ from typing import Any
 from django.db import models
 
 from ..changes.databases import policy_alias, saving
-from ..changes.writer import in_batches, rows_by_pk, write_changes
+from ..changes.writer import BATCH, in_batches, rows_by_pk, write_changes
 from ..exceptions import InvalidFile
 from ..models import Plan
 from ..utils.escaping import one_line
@@ -166,13 +166,12 @@ def _change(section: Section, changes: list[Change], using: str) -> None:
     freed = {"name", "default_for"} if section is PLANS else set[str]()
     for pk in before if freed else ():
         unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
-    equal: dict[Any, list[Any]] = {}
+    by_fields: dict[tuple[str, ...], list[Any]] = {}
     for change in changes:
         values = change.entry.model_values(sorted(freed | change.new_values.keys()))
-        equal.setdefault(tuple(values.items()), []).append(change.row.pk)
-    for values, pks in equal.items():
-        for batch in in_batches(pks):
-            unrecorded.filter(pk__in=batch).update(**dict(values))
+        by_fields.setdefault(tuple(values), []).append(section.model(pk=change.row.pk, **values))
+    for fields, rows in by_fields.items():
+        unrecorded.bulk_update(rows, fields, batch_size=BATCH)
     for batch in in_batches(list(before)):
         after = rows_by_pk(section.model, batch, using)
         write_changes([(before[pk], row) for pk, row in after.items()], using)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import count
 from typing import Any
 
 import pytest
@@ -92,11 +94,12 @@ NEWER = (
 )
 
 
-def test_equal_edits_of_many_objects_take_few_queries() -> None:
+def test_edits_of_many_objects_take_few_queries() -> None:
     """Regression: an update of each row made a file of 5,000 edits 5,120 queries, with all rows locked."""
     policies = [RatePolicy(subject=f"ip:203.0.113.{host}", counted_per="ip", rates="1/s") for host in range(200)]
     RatePolicy.objects.bulk_create(policies)
-    text = export().replace("rates: 1/s", "rates: 2/s", 150).replace("rates: 1/s", "rates: 3/s")
+    numbers = count(2)
+    text = re.sub("rates: 1/s", lambda match: f"rates: {next(numbers)}/s", export())
     with CaptureQueriesContext(connection) as queries:
         apply_file(text)
     assert len(queries) < 50
