@@ -58,7 +58,8 @@ def override_policies(
     ``policies`` maps an endpoint's name (None = all endpoints together) to rates, a ``Policy``, or a list of both.
     Neither the database is read, nor ENABLED. ``endpoints`` are unsaved ``Endpoint``s where routes, methods or a cost
     matter. The default ``clock`` stands still. ``all_threads`` puts the policies in force for the whole process: for
-    live servers, and threads that a test starts. Entering raises ``ValueError``, naming the wrong entry.
+    live servers, and threads that a test starts. Entering raises ``ValueError`` or ``TypeError``, naming the wrong
+    entry.
     """
     return SceneContext(lambda: fixed_policies(policies, tuple(endpoints)), clock, all_threads)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -64,12 +64,11 @@ class FixedPolicies(PolicyCache):
 
 
 def fixed_policies(policies: Policies, endpoints: Iterable[Endpoint] = ()) -> FixedPolicies:
-    """Make the arguments of ``override_policies`` into policies; raises ``ValueError`` naming the wrong entry."""
-    written = [
-        (name, item if isinstance(item, Policy) else Policy(item))
-        for name, entry in policies.items()
-        for item in ([entry] if isinstance(entry, str | Policy) else entry)
-    ]
+    """Make the arguments of ``override_policies`` into policies.
+
+    Raises ``ValueError`` or ``TypeError``, naming the wrong entry.
+    """
+    written = list(_written(policies))
     named = {name: Endpoint(name=name) for name, _policy in written if name is not None}
     named |= {row.name: row for row in endpoints}
     # Numbers in place of the ids that they lack, because keys contain them.
@@ -85,6 +84,21 @@ def fixed_policies(policies: Policies, endpoints: Iterable[Endpoint] = ()) -> Fi
         policies={row.pk: policy_facts(row) for row in limits},
     )
     return FixedPolicies(snapshot)
+
+
+def _written(policies: Policies) -> Iterator[tuple[str | None, Policy]]:
+    """Yield each policy with the name of its endpoint; raises ``TypeError``."""
+    what = "write rates such as '3/min', Policy('3/min', ...), or a list of these, by endpoint (None = all endpoints)"
+    if not isinstance(policies, Mapping):
+        raise TypeError(f"policies: {what}, not {policies!r:.80}")
+    entries: Mapping[Any, Any] = policies
+    for name, entry in entries.items():
+        # A mapping would be read as a list of its keys.
+        several = isinstance(entry, Iterable) and not isinstance(entry, str | bytes | Mapping)
+        for item in entry if several else [entry]:
+            if not isinstance(name, str | None) or not isinstance(item, str | Policy):
+                raise TypeError(f"policies[{name!r:.80}]: {what}, not {item!r:.80}")
+            yield name, Policy(item) if isinstance(item, str) else item
 
 
 def _valid(where: str, row: _Row) -> _Row:

@@ -153,6 +153,9 @@ class TestPolicies:
             assert statuses("/plain/") == [200, 200, 429]
 
     def test_entering_names_the_wrong_entry(self) -> None:
+        anything = (
+            r"policies\[None\]: write rates such as '3/min', Policy\(.*\), or a list of these, by endpoint .*, not "
+        )
         for policies, text in (
             (
                 {"search": "3/fortnight"},
@@ -165,8 +168,11 @@ class TestPolicies:
             ({None: Policy("3/min", reasons="x")}, "RatePolicy.* 'reasons'"),
             ({None: Policy("3/min", subject="acme")}, r"policies\[None\]: subject: "),
             ({"no name": "3/min"}, "endpoint 'no name': name: "),
-            ({None: 3}, "'int' object is not iterable"),
-            ({None: {"search": "3/min"}}, r"policies\[None\]: rates: expected .* not 'search'"),
+            ({None: 3}, f"{anything}3"),
+            ({None: {"search": "3/min"}}, anything + r"\{'search': '3/min'\}"),
+            ({None: ["3/min", ["1/s"]]}, anything + r"\['1/s'\]"),
+            ({5: "3/min"}, r"policies\[5\]: write rates .* by endpoint \(None = all endpoints\)"),
+            (["3/min"], r"policies: write rates .* by endpoint .*, not \['3/min'\]"),
         ):
             with pytest.raises((TypeError, ValueError), match=text), override_policies(policies):
                 pass
