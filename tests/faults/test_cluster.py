@@ -325,6 +325,14 @@ def addresses_elsewhere(cluster: Cluster, dead: Node) -> list[str]:
     return [one for one in found if cluster.owner(bucket_key("rqtest", Bucket(f"ip:{one}", rate))) is not dead]
 
 
+def revision_is_read() -> bool:
+    try:
+        default_limiter().stored_revision()
+    except StoreError:
+        return False
+    return True
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
 @pytest.mark.parametrize("awaited", thorough_after(1, [False, True]))
@@ -354,6 +362,7 @@ def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
         assert len(degraded) <= len(decisions) / 100
         assert [text[:32] for text in warnings()] == ["policy changes take effect late,"]
         dead.thaw()
+        poll(revision_is_read, 20, "the master answers")
         RatePolicy.objects.all().delete()
         poll(lambda: not check(request_from(address=callers[0])).statuses, 20, "an edit binds again")
 
