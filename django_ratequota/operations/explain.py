@@ -12,12 +12,14 @@ from datetime import timedelta
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import Error as DatabaseError
 from django.db.models import Q
 from django.urls import Resolver404
 from django.utils.translation import gettext as _
 
+from ..changes.validators import primary_key
 from ..conf import settings
 from ..enforcement.on_error import enforce
 from ..enforcement.step_runner import Step, run
@@ -169,7 +171,8 @@ def idle_policies(explanation: Explanation) -> list[tuple[RatePolicy, str]]:
     subjects += networks_around(ip_network(caller.address)) if caller.address else []
     members = context.snapshot.members
     entries = members.entries_of(caller, members.kinds_of(context.snapshot.lists.keys()))
-    chosen = Q(user=caller.user_id) if caller.user_id is not None else Q(pk=None)
+    key = None if caller.user_id is None else primary_key(get_user_model(), caller.user_id)
+    chosen = Q(pk=None) if key is None else Q(user=key)
     chosen |= Q(subject__in=subjects) | Q(subject_list__in={entry.list_id for entry in entries})
     plan = explanation.plan
     shared = Q(user=None, subject="", subject_list=None) & (Q(plan=None) | Q(plan=plan.id if plan else None))

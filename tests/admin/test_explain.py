@@ -21,7 +21,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.refusals import CallerRefusals, Refusal, RefusedBucket
-from django_ratequota.operations.explain import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery, idle_policies
 from tests.support.commands import run
 from tests.support.operators import a_customer, client_of
 from tests.support.requests import check_from
@@ -403,6 +403,17 @@ def test_a_refusal_is_shown_after_its_caller_plan_and_policy_are_deleted(
     assert "There is no such user" in text
     assert "No route matches" not in text
     assert "Redis was unavailable (timeout), so the “on error” of each policy applied." in text
+
+
+@pytest.mark.parametrize("pk", ["abc", "9" * 40])
+def test_a_refusal_of_a_user_whom_no_key_names_is_shown(
+    operator: Client, alice: User, recorded: RecordedRefusals, pk: str
+) -> None:
+    """Projects change their user model; policies that are not in force were looked up by that key."""
+    recorded.refusals = [refused(alice, caller=f"user:{pk}")]
+    explanation = ExplainQuery.from_refusal(recorded.refusals[0]).explain()
+    assert idle_policies(explanation) == []
+    assert "Refusal ABCDE12345" in explain(operator, id="ABCDE12345")
 
 
 def test_an_unknown_refusal_id_is_reported(operator: Client, recorded: RecordedRefusals) -> None:
