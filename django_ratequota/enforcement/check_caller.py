@@ -135,10 +135,12 @@ class CallerCheck(Evaluation):
         plan_id = resolution.plan.id if resolution.plan else None
         applied = {endpoint.id for _policy, endpoint, _buckets in resolution.won if endpoint}
         for endpoint in () if resolution.exempt else self.context.endpoints:
+            if endpoint.id in applied:
+                continue
             groups = self.snapshot.groups.get(endpoint.id, {})
             counted = [per for per, group in groups.items() if any(policy.mode != "off" for policy in group)]
             subjects = [self.caller.subject(per, plan_id) for per in counted]
-            if counted and endpoint.id not in applied and not any(subjects):
+            if counted and not any(subjects):
                 _log_unlimited(endpoint.name, ", ".join(sorted(counted)))
 
 

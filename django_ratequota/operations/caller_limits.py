@@ -72,7 +72,7 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
 
 
 def describe_limit(bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
-    """Return what the caller is told of a limit at that time (µs); None for what is not known.
+    """Return what the caller sees of a limit at that time (µs); None for what is not known.
 
     Times are as model fields have them, waits are whole seconds.
     """
@@ -94,7 +94,7 @@ def describe_limit(bucket: Bucket, status: BucketStatus | None, at_us: int) -> d
 def describe_window(
     bucket: Bucket, at_us: int, *, used: int | None, window: tuple[int, int] | None, reset_us: int | None = None
 ) -> dict[str, Any]:
-    """Return what its caller is told of a limit, now or in the past; ``window`` = its calendar window's bounds (µs).
+    """Return what its caller sees of a limit, now or in the past; ``window`` = its calendar window's bounds (µs).
 
     ``reset_us`` is when all units are available again; for a calendar window that is its end.
     """

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 home=$PWD work=$PWD/.venv-adopt status=0
 
-# The variable, the Python that it wants ("-" = the newest here), the folder of manage.py, its settings, its requirements
+# The variable, the Python that it wants ("-" = the latest here), the folder of manage.py, its settings, its requirements
 # (with commas between), how its tests are run, and which: those of what is throttled.
 projects() {
   cat <<'END'

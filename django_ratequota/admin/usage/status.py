@@ -1,4 +1,4 @@
-"""Whether every worker decides by Redis and by the newest policies, and when Redis was unavailable: page Health."""
+"""Whether every worker decides by Redis and by the latest policies, and when Redis was unavailable: page Health."""
 
 from __future__ import annotations
 
