@@ -6,7 +6,6 @@ A block has the rates ``blocked`` and a start. Its *name* says who is blocked: `
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -151,8 +150,8 @@ def refuse_lower(boost: RatePolicy, winner: RatePolicy) -> None:
 def _less(new: tuple[Rate, ...], old: tuple[Rate, ...]) -> bool:
     before = {(rate.concurrent, rate.counts, rate.period): (rate.limit, rate.capacity) for rate in old}
     same = ((rate.limit, rate.capacity) < before.get((rate.concurrent, rate.counts, rate.period), ()) for rate in new)
-    lowest = (min((rate.limit / rate.period_us for rate in rates), default=0) for rates in (new, old))
-    return any(same) or operator.lt(*lowest)
+    lowest, lowest_before = (min(rate.limit / rate.period_us for rate in rates) for rates in (new, old))
+    return any(same) or lowest < lowest_before
 
 
 def boostable(explanation: Explanation, refusals: Iterable[Refusal]) -> list[int]:
